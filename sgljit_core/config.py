@@ -110,12 +110,8 @@ def can_be_guessed(root: Path) -> bool:
 def _is_foreign(path: Path) -> bool:
     """Whether a directory, or the one that it would be made in, is another user's: HOME may be somebody else's."""
     for place in (path, *path.parents):
-        try:
+        with contextlib.suppress(OSError):  # it is missing, or cannot be asked: the next one up
             return place.stat().st_uid not in (os.getuid(), 0)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):  # noqa: PERF203 - the next one up
-            continue
-        except OSError:
-            return False  # who writes there finds out
     return False
 
 
@@ -154,6 +150,9 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
     prebuilt = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
+    jobs = given.get("SGLJIT_JOBS", "")
+    if jobs and (not jobs.isdecimal() or int(jobs) < 1):
+        raise ConfigError(f"SGLJIT_JOBS must be a whole number of at least 1, got {jobs!r}")
     return Settings(
         cache_dir=_absolute("SGLJIT_CACHE_DIR must be an absolute path", root) if root else None,
         cuda_arch=arch,
@@ -167,7 +166,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
         prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
         jit=_one_of(given, "SGLJIT_JIT", get_args(Mode)),
-        jobs=_jobs(given),
+        jobs=int(jobs) if jobs else None,
         lock=_absolute("SGLJIT_LOCK must be an absolute path", lock) if lock else None,
         must_be_signed="SGLJIT_TRUSTED_KEYS" in given,
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
@@ -201,10 +200,3 @@ def _one_of(given: Mapping[str, str], name: str, values: tuple[T, ...]) -> T:
     if value in values:
         return values[values.index(value)]
     raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
-
-
-def _jobs(given: Mapping[str, str]) -> int | None:
-    text = given.get("SGLJIT_JOBS")
-    if text is not None and (not text.isdecimal() or int(text) < 1):
-        raise ConfigError(f"SGLJIT_JOBS must be a whole number of at least 1, got {text!r}")
-    return None if text is None else int(text)

@@ -6,8 +6,7 @@ import functools
 import importlib.util
 from pathlib import Path
 
-from .config import build_root as build_root
-from .config import cache_root as cache_root
+from .config import build_root as build_root, cache_root as cache_root
 from .errors import SourceNotFoundError
 
 

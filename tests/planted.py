@@ -527,7 +527,45 @@ def _with_a_factor(used: str) -> str:
     ).replace("out: torch.Tensor)", "out: torch.Tensor, factor: float)")
 
 
+def _with_an_offset(used: str, sampled: str, before: str = "") -> str:
+    """An op with an integer, which has a value of ``sampled`` with each dtype."""
+    return writing(
+        f"out.copy_(x.double() + ({used}))",
+        f"""
+        def reference(x, out, offset):
+            out.copy_(x.double() + offset)
+
+        def samples(device):
+            for dtype, offset in zip((torch.float32, torch.float16), ({sampled})):
+                x = torch.randn(8, 64, device=device).to(dtype)
+                yield {{"x": x, "out": torch.empty_like(x), "offset": offset}}
+
+        {before}
+        """,
+    ).replace("out: torch.Tensor)", "out: torch.Tensor, offset: int)")
+
+
 RIGHT["takes_a_number"] = _with_a_factor("factor")
+RIGHT["takes_an_integer"] = _with_an_offset("offset", "3, 5")
+RIGHT["says_why_an_integer_is_the_same"] = _with_an_offset("3", "3, 3", "reference.as_sampled = {'offset': 'one size'}")
+RIGHT["rounds_on_the_way_otherwise_than_its_reference"] = writing(
+    """
+    if x.dtype not in (torch.float16, torch.bfloat16) or out.dtype != torch.float32:
+        raise ValueError("x has 16 bits, and out 32")
+    out.copy_(2 * x.double() * (1 + 2**-11))
+    """,
+    """
+    def reference(x, out):
+        if x.dtype == torch.float64:
+            raise TypeError("x is rounded to its dtype")
+        out.copy_(2 * x.double())
+
+    def samples(device):
+        for dtype in (torch.float16, torch.bfloat16):
+            x = torch.randn(8, 64, device=device).to(dtype)
+            yield {"x": x, "out": torch.empty(8, 64, device=device)}
+    """,
+)
 RIGHT["cpp_of_rows"] = _OF_ROWS
 SOURCES["cpp_of_rows"] = {"scale.cpp": OF_ROWS_CPP}
 
@@ -679,21 +717,11 @@ FAULTS |= {
             "def reference(x, out, bias=None):\n    out.copy_(2 * x if bias is None else 2 * x + bias)",
         ).replace("out: torch.Tensor)", "out: torch.Tensor, bias: torch.Tensor | None = None)"),
     ),
-    "an_integer_that_no_sample_varies": (
-        "samples",
-        writing(
-            "out.copy_(x + 3)",
-            """
-            def reference(x, out, offset):
-                out.copy_(x + offset)
-
-            def samples(device):
-                for dtype in (torch.float32, torch.float16):
-                    x = torch.randn(8, 64, device=device).to(dtype)
-                    yield {"x": x, "out": torch.empty_like(x), "offset": 3}
-            """,
-        ).replace("out: torch.Tensor)", "out: torch.Tensor, offset: int)"),
-    ),
+    "an_integer_that_no_sample_varies": ("samples", _with_an_offset("offset", "3, 3")),
+    "takes_any_integer": ("arguments", _with_an_offset("min(offset, 5)", "3, 5")),
+    "takes_a_negative_integer": ("arguments", _with_an_offset("abs(offset)", "3, 5")),
+    "one_value_for_no_reason": ("samples", _with_an_offset("offset", "3, 3", "reference.as_sampled = {'offset': ''}")),
+    "one_value_of_no_parameter": ("samples", _with_an_offset("3", "3, 3", "reference.as_sampled = {'ofset': 'why'}")),
     "a_switch_that_every_sample_leaves": (
         "samples",
         writing(

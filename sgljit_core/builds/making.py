@@ -90,7 +90,7 @@ def _check_allowed(finder: Finder[T]) -> None:
 def _no_toolchain(finder: Finder[T]) -> errors.ToolchainNotFoundError:
     request = finder.request
     searched = ", ".join(str(tier.root) for tier in finder.all_tiers())
-    broken = "".join(f"; {d.directory} was found and is damaged: {d.reason}" for d in finder.damaged)
+    broken = "".join(f"; {place} was found and is damaged: {reason}" for place, reason in finder.damaged.items())
     try:
         request.find_tools(request.named.label)
     except errors.ToolchainNotFoundError as error:
@@ -160,7 +160,7 @@ def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bo
         payload = product.payload.read_bytes()
         manifest = _manifest(request, product, payload, time.perf_counter() - start)
         loaded = request.load(payload, request.name)
-        if not request.is_current():
+        if not request.scan.is_current():
             raise errors.SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
         published = _publish(staging, request, manifest, payload) if publish else None
         if published is None:
@@ -232,8 +232,7 @@ def _check_room(staging: Path) -> None:
 def _until_locked(request: Request[T], held: contextlib.ExitStack) -> Iterator[None]:
     """Take the lock of an artifact, if that is possible in time; ``held`` gives it back.
 
-    The caller looks for the artifact after each attempt, whether or not it got the lock. If waiters looked only under
-    the lock, those that try at the same moment would get it one after the other, each a pause later.
+    The caller looks for the artifact after each attempt, whether or not it got the lock: see architecture.md.
     """
     label = request.named.label
     try:

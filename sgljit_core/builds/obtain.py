@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from sgljit_core import errors, log, paths
 from sgljit_core.cache import lookup
 from sgljit_core.cache.keys import Location
-from sgljit_core.cache.lookup import Damage, Search, Tier
+from sgljit_core.cache.lookup import Search, Tier
 from sgljit_core.config import settings
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins import hooks
@@ -61,7 +61,7 @@ class Finder(Generic[T]):
 
     def __init__(self, request: Request[T]) -> None:
         self.request = request
-        self.damaged: tuple[Damage, ...] = ()
+        self.damaged: dict[Path, str] = {}  # as those of a ``Search``
 
     def find(self) -> tuple[T] | None:
         """Look in all tiers."""
@@ -101,10 +101,10 @@ class Finder(Generic[T]):
     def _load(self, search: Search) -> tuple[T] | None:
         """Load what was found. An artifact that is damaged or that this machine cannot load counts as none."""
         request = self.request
-        self.damaged += tuple(damage for damage in search.damaged if damage not in self.damaged)
-        for damage in search.damaged:
-            text = f"{damage.directory} is damaged and not used: {damage.reason}"
-            record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
+        self.damaged |= search.damaged
+        for place, reason in search.damaged.items():
+            text = f"{place} is damaged and not used: {reason}"
+            record.survived("artifact_damaged", str(place), text, directory=str(place))
         for tier, error in search.unreadable:
             if isinstance(error, errors.UntrustedCacheError):
                 record.unusable(tier.root, error)
@@ -125,13 +125,8 @@ class Finder(Generic[T]):
             record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None
         if search.tier.root == request.root:
-            _mark_used(artifact.directory)
+            with contextlib.suppress(OSError):  # where the time of its directory cannot be written
+                if time.time() - os.stat(artifact.directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - a warm start
+                    os.utime(artifact.directory)
         record.loaded(request, artifact.directory, search.tier.name)
         return (code,)
-
-
-def _mark_used(directory: Path) -> None:
-    """Note in the time of an artifact's directory that it is used, where that can be written."""
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - on every warm start
-            os.utime(directory)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +121,7 @@ class Run:
     outcome: str = "compiled"
 
 
-@contextmanager
+@contextlib.contextmanager
 def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
     """Around a build. Whoever makes it sets the directory and the outcome."""
     run = Run(root)
@@ -152,7 +151,7 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
         hooks.tell("sgljit_build_finished", build=build, error=error, directory=run.directory, **ended)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
     """Call a function in a thread once the block has run for so long; never where no thread is left."""
     timer = threading.Timer(seconds, function)

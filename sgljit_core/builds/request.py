@@ -26,9 +26,9 @@ T = TypeVar("T")
 class Request(ABC, Generic[T]):
     """A request for a module or for a device kernel, see ``jit``: which build, and where all that is made is kept.
 
-    ``source`` are the ingredients of the source key, and ``tools`` those of ``toolchain_key``: both are None where a
-    compiler is missing. ``payload`` is the name of the payload's file in an artifact. ``load`` loads verified bytes, by
-    the ``name`` that profilers show, and raises ArtifactLoadError.
+    ``source`` are the ingredients of the source key, of the files of ``scan``, and ``tools`` those of
+    ``toolchain_key``: both are None where a compiler is missing. ``payload`` is the name of the payload's file in an
+    artifact. ``load`` loads verified bytes, by the ``name`` that profilers show, and raises ArtifactLoadError.
     """
 
     payload: ClassVar[str]
@@ -38,7 +38,7 @@ class Request(ABC, Generic[T]):
         self.build = build
         self.root = root
         self.source = source
-        self._scan = scan
+        self.scan = scan
         self.tools: Mapping[str, str] | None = None
         with contextlib.suppress(ToolchainNotFoundError):
             self.tools = self.find_tools(build.label)
@@ -52,10 +52,6 @@ class Request(ABC, Generic[T]):
         """The build with the name and version of its plugin: for messages, as reading them takes longer than a hit."""
         family = self.build.family
         return dataclasses.replace(self.build, plugin=plugin_of(family)) if family else self.build
-
-    def is_current(self) -> bool:
-        """Whether no source was written since the request was made."""
-        return self._scan.is_current()
 
     @abstractmethod
     def find_tools(self, needed_for: str) -> Mapping[str, str]:

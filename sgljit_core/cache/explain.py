@@ -49,9 +49,8 @@ class Explanation(NamedTuple):
         if self.nearest is None:
             others = f" (there are some for {', '.join(self.other_targets)})" if self.other_targets else ""
             return f"{self.build}: a miss, no artifact of this module and target was ever built here{others}"
-        listed = ", ".join(self.differences)
         key = self.nearest.parent.name[:8]
-        return f"{self.build}: a miss; the nearest artifact ({key}) differs: {listed}{self.remedy}"
+        return f"{self.build}: a miss; the nearest artifact ({key}) differs: {', '.join(self.differences)}{self.remedy}"
 
 
 def explain_miss(
@@ -68,11 +67,16 @@ def explain_miss(
     ingredients of the build's keys; ``tools`` is None without a toolchain. A tier that somebody else could have
     written is passed over.
     """
-    tiers = [tier for tier in tiers if tier.vouched or _is_safe(tier.root)]
+    safe: list[lookup.Tier] = []
+    for tier in tiers:
+        with contextlib.suppress(OSError):  # somebody else could have written it
+            if not tier.vouched:
+                roots.check(tier.root)
+            safe.append(tier)
     best: tuple[int, int, Path, list[str], str] | None = None
     # The newest artifacts of the same module and target.
     place = location.path.parent
-    found = [(path, tier) for tier in tiers for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
+    found = [(path, tier) for tier in safe for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
     with contextlib.suppress(OSError):
         found.sort(key=lambda one: one[0].stat().st_mtime, reverse=True)
     for directory, tier in found[:_MOST]:
@@ -85,7 +89,9 @@ def explain_miss(
         if best is None or rank < best[:2]:
             best = (*rank, directory, texts, _remedy(manifest, source) if tier.vouched else "")
     if best is None:
-        return Explanation(build, location, None, other_targets=_other_targets(location, tiers))
+        any_of = f"{place.relative_to(location.target)}/*/*"
+        others = {path.name for tier in safe for path in tier.root.glob("[!.]*") if any(path.glob(any_of))}
+        return Explanation(build, location, None, other_targets=tuple(sorted(others)))
     _, _, nearest, texts, remedy = best
     texts = texts or [lookup.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
     return Explanation(build, location, None, nearest, tuple(texts), remedy=remedy)
@@ -97,19 +103,6 @@ def _remedy(manifest: Manifest, source: Mapping[str, str]) -> str:
         return ""
     upgrade, core = f"pip install --upgrade {manifest.plugin.partition(' ')[0]}", f"sgljit-core=={manifest.core}"
     return f". {manifest.plugin} carries it for the ABI of {core}: {upgrade}, or pip install {core}"
-
-
-def _is_safe(root: Path) -> bool:
-    with contextlib.suppress(OSError):
-        roots.check(root)
-        return True
-    return False
-
-
-def _other_targets(location: Location, tiers: Sequence[lookup.Tier]) -> tuple[str, ...]:
-    """The targets that there are artifacts of the same module for."""
-    module = location.path.relative_to(location.target).parent
-    return tuple(sorted({path.name for t in tiers for path in t.root.glob("[!.]*") if any(path.glob(f"{module}/*/*"))}))
 
 
 def differences(

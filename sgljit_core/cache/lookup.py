@@ -55,23 +55,17 @@ class Artifact(NamedTuple):
     payload: bytes
 
 
-class Damage(NamedTuple):
-    """An artifact that is not what its manifest says."""
-
-    directory: Path
-    reason: str
-
-
 class Search(NamedTuple):
-    """The result of a look-up: the artifact and its tier, or None, and the damaged artifacts that were passed over.
+    """The result of a look-up: the artifact and its tier, or None, and what was passed over.
 
-    ``unreadable`` are the tiers that were passed over, each with the error: they cannot be read now, or another user
-    could have written them and no setting names them.
+    ``damaged`` are directories of artifacts that are not what their manifests say, each with the reason. ``unreadable``
+    are tiers, each with the error: they cannot be read now, or another user could have written them and no setting
+    names them.
     """
 
     artifact: Artifact | None
     tier: Tier | None
-    damaged: tuple[Damage, ...]
+    damaged: dict[Path, str]
     unreadable: tuple[tuple[Tier, OSError], ...]
 
 
@@ -92,13 +86,13 @@ def find(
         UntrustedCacheError: a tier or the artifact could have been written by somebody else.
     """
 
-    def candidates(tier: Tier, damaged: list[Damage]) -> Iterator[Artifact]:
+    def candidates(tier: Tier, damaged: dict[Path, str]) -> Iterator[Artifact]:
         place = tier.root / location.path
         for name in _names(place, toolchain_key, only=not tier.vouched):
             try:
                 artifact = tier.read(place / name)
             except ManifestError as error:
-                damaged.append(Damage(place / name, str(error)))
+                damaged[place / name] = str(error)
                 continue
             if artifact is None:
                 continue
@@ -120,7 +114,7 @@ def find_of_another_core(
     """
     wanted = without_core(source)
 
-    def candidates(tier: Tier, damaged: list[Damage]) -> Iterator[Artifact]:
+    def candidates(tier: Tier, damaged: dict[Path, str]) -> Iterator[Artifact]:
         for directory in sorted((tier.root / location.path.parent).glob("*/*")):
             try:
                 manifest = read_manifest(directory)
@@ -128,24 +122,24 @@ def find_of_another_core(
                 if usable and (artifact := tier.read(directory)) is not None:
                     yield artifact
             except ManifestError as error:  # noqa: PERF203 - a damaged artifact hides no other
-                damaged.append(Damage(directory, str(error)))
+                damaged[directory] = str(error)
 
     return _first([tier for tier in tiers if tier.vouched], candidates)
 
 
-def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, list[Damage]], Iterator[Artifact]]) -> Search:
-    """The first candidate of any tier. ``candidates`` adds the damaged artifacts that it meets to its list."""
-    damaged: list[Damage] = []
+def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, dict[Path, str]], Iterator[Artifact]]) -> Search:
+    """The first candidate of any tier. ``candidates`` adds the damaged artifacts that it meets to its dictionary."""
+    damaged: dict[Path, str] = {}
     unreadable: list[tuple[Tier, OSError]] = []
     for tier in tiers:
         try:
             for artifact in candidates(tier, damaged):
-                return Search(artifact, tier, tuple(damaged), tuple(unreadable))
+                return Search(artifact, tier, damaged, tuple(unreadable))
         except OSError as error:  # noqa: PERF203 - a tier for itself
             if isinstance(error, UntrustedCacheError) and is_chosen(tier.root):
                 raise
             unreadable.append((tier, error))
-    return Search(None, None, tuple(damaged), tuple(unreadable))
+    return Search(None, None, damaged, tuple(unreadable))
 
 
 def _names(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[str]:

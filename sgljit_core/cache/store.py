@@ -121,9 +121,10 @@ def leftovers(root: Path) -> list[Path]:
     kept: list[Path] = []
     abandoned: list[Path] = []
     for directory in _entries(root, STAGING, _STAGED):
+        is_dead = processes.is_dead(directory.name.split(".")[-2])
         if (directory / FAILED).exists():
             kept.append(directory)
-        elif _is_abandoned(directory):
+        elif is_dead or (is_dead is None and _age(directory) > _FOREIGN_SECONDS):
             abandoned.append(directory)
     return abandoned + _old(kept, _KEPT_FAILED) + _old(_entries(root, answers.DIRECTORY, answers.NAME), _KEPT_ANSWERS)
 
@@ -138,11 +139,6 @@ def collect(root: Path) -> list[Path]:
         listed = ", ".join(str(path.relative_to(root)) for path in removed)
         log.log(logging.INFO, "collected", f"removed from {root}: {listed}", root=str(root), paths=[*map(str, removed)])
     return removed
-
-
-def _is_abandoned(directory: Path) -> bool:
-    is_dead = processes.is_dead(directory.name.split(".")[-2])
-    return _age(directory) > _FOREIGN_SECONDS if is_dead is None else is_dead
 
 
 def _old(paths: Sequence[Path], count: int) -> list[Path]:

@@ -74,8 +74,7 @@ def exact(target: Target) -> Target:
 
 def target_in_use() -> Target | None:
     """The target of the current device, or None if this process does not use CUDA yet."""
-    cuda = cuda_in_use()
-    return None if cuda is None else _of_device()
+    return None if cuda_in_use() is None else _of_device()
 
 
 def cuda_in_use() -> Any | None:
@@ -120,8 +119,7 @@ def scope() -> Target | None:
     cuda = cuda_in_use()
     if cuda is None or cuda.device_count() < 2:
         return None
-    targets = {_of_device(i) for i in range(cuda.device_count())}
-    return None if len(targets) == 1 else cuda_target()
+    return None if len({_of_device(i) for i in range(cuda.device_count())}) == 1 else cuda_target()
 
 
 def parse_cuda_target(text: str, source: str) -> Target:

@@ -18,7 +18,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from sgljit_core.paths import tvm_ffi_include
 from sgljit_core.specs.build import BuildSpec, Product
 
 from .includes import Root
-from .recipe import cxx_flags, hipcc_flags, nvcc_flags
+from .recipe import Recipe, cxx_flags, hipcc_flags, nvcc_flags
 from .toolchain import HIP_ENVIRONMENT, Toolchain
 
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
@@ -59,10 +59,7 @@ def compile_library(
     spec: BuildSpec,
     toolchain: Toolchain,
     tvm_ffi: Path,
-    generated: Mapping[str, str],
-    roots: Sequence[Root],
-    unit_flags: Sequence[str],
-    keyed: Collection[str],
+    recipe: Recipe,
     directory: Path,
     meanwhile: Callable[[], None],
 ) -> Product:
@@ -70,17 +67,16 @@ def compile_library(
 
     Args:
         tvm_ffi: the library of tvm-ffi to link against.
-        unit_flags: flags of the author's own units, besides those of all units.
-        keyed: paths of the files that the source key covers.
         meanwhile: runs in this thread while the compilers run.
     """
-    for name, text in generated.items():
+    for name, text in recipe.generated.items():
         (directory / name).write_text(text, encoding="utf-8")
     files = () if spec.header_only else (*spec.cuda_files, *spec.cpp_files)
-    units = [*(spec.csrc / file for file in files), *(directory / name for name in generated)]
+    unit_flags = recipe.steps.get("unit", ())  # of the author's own units, besides those of all
+    units = [*(spec.csrc / file for file in files), *(directory / name for name in recipe.generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
     commands = [
-        [*_compile_command(spec, toolchain, unit, output, roots), *(unit_flags if index < len(files) else ())]
+        [*_compile_command(spec, toolchain, unit, output, recipe.roots), *(unit_flags if index < len(files) else ())]
         for index, (unit, output) in enumerate(zip(units, objects, strict=True))
     ]
     library = directory / "module.so"
@@ -95,7 +91,7 @@ def compile_library(
             raise run.error(command, f"the compiler reported success, and wrote no {file.name}", "")
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
-    observed = _observed((*read, *_archives(trace)), own, keyed)
+    observed = _observed((*read, *_archives(trace)), own, recipe.scan.stamps)
     return Product(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed, {})
 
 

@@ -29,6 +29,7 @@ class Recipe(NamedTuple):
     scan: Scan  # the files that decide it
     generated: dict[str, str]  # sources by file name
     steps: dict[str, tuple[str, ...]]  # the flags of each step as they go into the key
+    roots: Sequence[Root]  # the include directories, in their order
 
 
 def recipe(spec: BuildSpec, roots: Sequence[Root]) -> Recipe:
@@ -42,7 +43,7 @@ def recipe(spec: BuildSpec, roots: Sequence[Root]) -> Recipe:
     reached = [path.rpartition("/sgl_kernel/")[2] for path in found.stamps]  # in their order: the author's files first
     if "core_programs.cpp" in generated and reached.index("src/programs.cpp") < reached.index("row_program.h"):
         del generated["core_programs.cpp"]
-    return Recipe(found, generated, steps)
+    return Recipe(found, generated, steps, roots)
 
 
 def generated_sources(spec: BuildSpec, found: Scan | None = None) -> dict[str, str]:
@@ -117,11 +118,10 @@ def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The flags of nvcc, without include directories."""
-    compute = spec.target.name.replace("sm_", "compute_")
     return (
         *_COMMON,
         "--expt-relaxed-constexpr",
-        f"-gencode=arch={compute},code={spec.target.name}",
+        f"-gencode=arch={spec.target.name.replace('sm_', 'compute_')},code={spec.target.name}",
         spec.target.macro,
         *(f"-Xcompiler={flag}" for flag in _HOST),
         *_SEPARATE,

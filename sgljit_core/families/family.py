@@ -178,8 +178,7 @@ class KernelFamily:
         """
 
         def declare(function: Callable[P, R]) -> Callable[P, R]:
-            from sgljit_core.torch_ops.graph_caches import overload_name  # these import torch
-            from sgljit_core.torch_ops.library_ops import define
+            from sgljit_core.torch_ops.library_ops import define  # these import torch
             from sgljit_core.torch_ops.schema import Declaration
 
             if not inspect.isfunction(function):
@@ -212,8 +211,7 @@ class KernelFamily:
             # A reload keeps the module's globals, and gives them a new __spec__ first.
             execution = function.__globals__.get("__spec__")
             self._make_room(declaration, place, execution)
-            overload = overload_name(declaration, self.package)
-            op, library, self._libraries[name] = define(self.name, declaration, load, overload)
+            op, library, self._libraries[name] = define(self.name, declaration, load, self.package)
             given = {kind: value for kind, value in named.items() if value is not None}
             self._declared[name] = Op(name, op, library, place, execution, self.package, declaration, given)
             for follower in self._followers:
@@ -296,8 +294,6 @@ class KernelFamily:
         from sgljit_core.jit import kernels
         from sgljit_core.specs.build import BuildSpec
 
-        # Thin code gains nothing from -O3, and compiles half as long. A matcher without its verify checks nothing.
-        flags = ("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags)
         spec = BuildSpec(
             markers=args,
             family=self.name,
@@ -305,7 +301,8 @@ class KernelFamily:
             target=arch.CPU,
             cpp_files=tuple(cpp_files),
             cpp_wrappers=tuple(cpp_wrappers or ()),
-            cflags=flags,
+            # Thin code gains nothing from -O3, and compiles half as long. A matcher without its verify checks nothing.
+            cflags=("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags),
             ldflags=tuple(extra_ldflags or ()),
             include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
             dependencies=tuple(extra_dependencies or ()),

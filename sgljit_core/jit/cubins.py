@@ -90,7 +90,7 @@ class KernelRequest(Request[Cubin]):
         return [*self._flags, "-Xptxas=-v", *roots, f"-I{compiler.include}"]  # -v changes the log alone, and no key
 
     def _compile(self, compiler: nvrtc.Nvrtc, expressions: Sequence[str]) -> tuple[bytes, list[str], str]:
-        headers = keys.key(self._scan.files)
+        headers = keys.key(self.scan.files)
         return nvrtc.compile_kernel(compiler, self._generated, expressions, self._options(compiler), headers)
 
 

@@ -30,7 +30,6 @@ from .modules import load_module
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-    from sgljit_core.builds.recording import Wanted
     from sgljit_core.load.cubin import Cubin
 
 
@@ -50,7 +49,12 @@ def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
     if recording.active:
         recording.note(spec, sources.root)
-    module = load_module(spec, sources.root, functools.partial(_preparation, sources))
+
+    def preparation() -> Callable[[], None] | None:
+        target = arch.target_in_use()  # of this thread's device
+        return functools.partial(prepare, sources, target) if target else None
+
+    module = load_module(spec, sources.root, preparation)
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
     return module
@@ -120,7 +124,7 @@ def _expression(spec: BuildSpec) -> str:
     return f"{symbol} of {spec.family}/{spec.cpp_files[0]}"
 
 
-def build(wanted: Wanted) -> None:
+def build(wanted: recording.Wanted) -> None:
     """Build what a recording noted, or find it in the cache. Needs no GPU.
 
     Raises as ``load_jit`` does, and SignatureError: a kernel or function does not take what the host part passes.
@@ -172,12 +176,6 @@ def _obtain(spec: BuildSpec, root: Path, signature: str = "") -> Cubin:
 
 
 _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are made with their first kernels
-
-
-def _preparation(sources: Sources) -> Callable[[], None] | None:
-    """``prepare`` for this thread's device; None where the process uses no CUDA yet."""
-    target = arch.target_in_use()
-    return functools.partial(prepare, sources, target) if target else None
 
 
 def prepare(sources: Sources, target: Target) -> None:

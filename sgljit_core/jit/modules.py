@@ -7,7 +7,7 @@ import os.path
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from sgljit_core import config, paths
 from sgljit_core.builds import recording
@@ -143,10 +143,7 @@ def _texts(sources: str | Sequence[str] | None) -> tuple[str, ...]:
 _modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
-Beside: TypeAlias = Callable[[], Callable[[], None] | None]
-
-
-def load_module(spec: BuildSpec, root: Path, beside: Beside | None = None) -> Module:
+def load_module(spec: BuildSpec, root: Path, beside: Callable[[], Callable[[], None] | None] = lambda: None) -> Module:
     """The module of a build, from the cache below ``root`` or compiled now.
 
     If compilers run, ``beside`` is called, and what it returns runs in a thread beside them.
@@ -161,11 +158,10 @@ class ModuleRequest(Request["Module"]):
     load = staticmethod(library.load_library)
     tvm_ffi: Path | None = None
 
-    def __init__(self, spec: BuildSpec, root: Path, beside: Beside | None = None) -> None:
-        self._roots = include_roots(spec)
+    def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], Callable[[], None] | None] = lambda: None):
         self._beside = beside
         self._toolchain: toolchain.Toolchain | None = None
-        self._recipe = got = recipe(spec, self._roots)
+        self._recipe = got = recipe(spec, include_roots(spec))
         versions = {"tvm_ffi": library.tvm_ffi_version, "cpu": toolchain.processor}
         source = keys.source_ingredients(spec, got.generated, got.scan, got.steps, **versions)
         super().__init__(spec, root, source, got.scan)
@@ -180,16 +176,13 @@ class ModuleRequest(Request["Module"]):
 
         assert self._toolchain is not None
         tvm_ffi = self.tvm_ffi or paths.tvm_ffi_library()
-        unit_flags = self._recipe.steps.get("unit", ())
-        sources = (self._recipe.generated, self._roots, unit_flags, self._scan.stamps)
-        return compile_library(self.named, self._toolchain, tvm_ffi, *sources, directory, self._use_the_time)
+        return compile_library(self.named, self._toolchain, tvm_ffi, self._recipe, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""
         # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
         with contextlib.suppress(Exception):  # such as at the interpreter's end, which starts no thread any more
-            beside = self._beside and self._beside()
-            threading.Thread(target=self._prepare, args=(beside,), name="sgljit-meanwhile").start()
+            threading.Thread(target=self._prepare, args=(self._beside(),), name="sgljit-meanwhile").start()
 
     def _prepare(self, beside: Callable[[], None] | None) -> None:
         # An error here comes again, with its full text, when the result is needed.

@@ -19,12 +19,11 @@ import itertools
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgljit_core.config import runtime_directory
-from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
+from sgljit_core.errors import ArtifactLoadError
 from sgljit_core.machine import trust
 
 from . import exceptions
@@ -40,17 +39,22 @@ def load_library(payload: bytes, name: str) -> Module:
 
     Raises ArtifactLoadError: this machine cannot load it, because of a missing library or symbol version.
     """
+    ffi = _tvm_ffi()
     try:
         with _file(payload, name) as path:
-            return _load(path, name)
-    except ArtifactLoadError:
-        raise
+            # tvm_ffi.load_module does this for a path that ends in .so.
+            module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
+    except RuntimeError as error:
+        reason = str(error)[max(0, str(error).find("Failed to load")) :]
+        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {reason}") from error
     except OSError as error:
         remedy = " Raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise ArtifactLoadError(f"{name} cannot be loaded, as there is no file for it: {error}.{remedy}") from error
+    ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
+    return module
 
 
-@contextmanager
+@contextlib.contextmanager
 def _file(payload: bytes, name: str) -> Iterator[str]:
     """A path to load a library by, while the block runs."""
     descriptor = _memory_file(payload, name)
@@ -60,7 +64,9 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
         return
     link, keep = None, False
     with contextlib.suppress(OSError):
-        path = str(_link_directory() / f"{name}-{os.urandom(8).hex()}")
+        directory = runtime_directory()
+        os.close(trust.walk(directory, make=True))  # it raises where another user has made it, or could replace it
+        path = str(directory / f"{name}-{os.urandom(8).hex()}")
         os.symlink(f"/proc/self/fd/{descriptor}", path)  # noqa: PTH211
         link = path
     try:
@@ -73,23 +79,6 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
                 os.unlink(link)  # noqa: PTH108
         if not keep:
             os.close(descriptor)
-
-
-def _link_directory() -> Path:
-    """The directory that the processes of this user share on this machine.
-
-    Raises UntrustedCacheError where another user has made it, or could replace it; OSError where it cannot be made.
-    """
-    path = runtime_directory()
-    descriptor = trust.walk(path, make=True)
-    try:
-        owner = os.fstat(descriptor).st_uid
-    finally:
-        os.close(descriptor)
-    if owner != os.getuid():
-        remedy = "Remove it, or let XDG_RUNTIME_DIR name a directory of yours"
-        raise UntrustedCacheError(path, "is not yours alone", remedy)
-    return path
 
 
 def _memory_file(payload: bytes, name: str) -> int | None:
@@ -111,7 +100,7 @@ def _memory_file(payload: bytes, name: str) -> int | None:
     return descriptor if keep else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     """The way without /proc or memory files: a private file, gone once it is loaded."""
     from sgljit_core.machine import private  # not in a warm start
@@ -124,18 +113,6 @@ def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             Path(path).unlink()
-
-
-def _load(path: str, name: str) -> Module:
-    ffi = _tvm_ffi()
-    try:
-        # tvm_ffi.load_module does this for a path that ends in .so.
-        module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
-    except RuntimeError as error:
-        reason = str(error)[max(0, str(error).find("Failed to load")) :]
-        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {reason}") from error
-    ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
-    return module
 
 
 def tvm_ffi_version() -> str:

@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sgljit_core.config import settings
@@ -39,7 +38,7 @@ class _Slots:
 _slots = _Slots()
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(*, cuda: bool, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Wait until another compiler may run, and count as one inside the block. A cancelled build does not wait."""
     memory = NVCC_MEMORY if cuda else CXX_MEMORY
@@ -62,9 +61,8 @@ def capacity(memory: int) -> int:
     """How many compilers that take ``memory`` bytes each may run at once, at least one."""
     if (configured := settings().jobs) is not None:
         return configured
-    free = available_memory()
-    by_memory = free // memory if free is not None else available_cores()
-    return max(1, min(available_cores(), by_memory))
+    cores, free = available_cores(), available_memory()
+    return cores if free is None else max(1, min(cores, free // memory))
 
 
 def available_cores(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:

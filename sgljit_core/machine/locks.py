@@ -1,12 +1,8 @@
 """Advisory file locks between processes, for saving double work and never for correctness.
 
-Record locks of POSIX (``lockf``): the kernel releases them when the process dies, NFS passes them to its server, and a
-forked child has none. A process that closes any descriptor of a file loses its lock on it. So a table says what its
-threads hold, and none of them opens such a file again. A file system that cannot lock raises OSError, and the caller
-goes ahead without.
-
-Lock files are never removed. Otherwise a process could lock a file that its holder has just removed, and would have to
-compare the two after each attempt.
+They are record locks of POSIX (``lockf``), and lock files are never removed: architecture.md says why ("Decisions"). A
+process that closes any descriptor of a file loses its lock on it. So a table says what its threads hold, and none of
+them opens such a file again. A file system that cannot lock raises OSError, and the caller goes ahead without.
 """
 
 from __future__ import annotations
@@ -27,11 +23,7 @@ _LONGEST_NOTE = 4096
 
 
 def back_off(seconds: float) -> Iterator[float]:
-    """Yield the seconds since the start: at once, then after pauses, for at most ``seconds`` in all.
-
-    Nobody is woken when another process gives a lock back, so a waiter looks again: after 5 ms, then after an eighth of
-    the time that it has waited, at most 0.5 s.
-    """
+    """Yield the seconds since the start: at once, then after pauses that grow, for at most ``seconds`` in all."""
     start = time.monotonic()
     yield 0.0
     while (waited := time.monotonic() - start) < seconds:
@@ -61,8 +53,7 @@ class FileLock:
 
         Raises OSError: the file cannot be made or the file system cannot lock it.
         """
-        since = time.strftime("%H:%M:%S")
-        note = f"{_PROCESS}{os.getpid()} on {os.uname().nodename} (building {self._op} since {since})"
+        note = f"{_PROCESS}{os.getpid()} on {os.uname().nodename} (building {self._op} since {time.strftime('%T')})"
         mine = note, threading.get_ident()
         holding = _held.setdefault(self._path, mine)
         if holding is not mine:

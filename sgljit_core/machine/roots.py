@@ -13,15 +13,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sgljit_core.config import can_be_guessed, settings
 from sgljit_core.errors import NotACacheError
 
 from . import trust
-from .trust import check_file as check_file
-from .trust import directory as directory
+from .trust import check_file as check_file, directory as directory
 
 TAG = "CACHEDIR.TAG"
 _TEXT = b"""\
@@ -33,7 +31,7 @@ _MAY_BE_THERE = {TAG, "lost+found"}  # of an empty directory: the second is a fi
 _NAMED = 4  # files that an error names
 
 
-@contextmanager
+@contextlib.contextmanager
 def made(root: Path, *names: str) -> Iterator[int]:
     """``directory``, which is made where it is missing, and the root a cache.
 

@@ -10,13 +10,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(functions: Sequence[Callable[[], T]], most: int, end: Callable[[], object]) -> Iterator[list[Future[T]]]:
     """Run functions in at most ``most`` threads. The block gets their futures; when it ends, all have ended.
 

@@ -25,7 +25,6 @@ import functools
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sgljit_core.config import cache_root, can_be_guessed, settings
@@ -40,7 +39,7 @@ _ROOT = 0
 _checked: dict[tuple[str, int], tuple[int, ...]] = {}  # the roots that were checked, by path and user
 
 
-@contextmanager
+@contextlib.contextmanager
 def directory(root: Path, *names: str) -> Iterator[int]:
     """A descriptor of a root, or of a directory below it, while the block runs. It serves to open entries.
 

@@ -3,9 +3,6 @@
 Each implementation is called by itself, so that a broken observer does not stop a build: it is reported as a warning,
 once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A hook
 wrapper cannot go on with the next plugin, and a ``historic`` hook has no wrappers.
-
-Plugins are loaded at the first miss, and not for a hit, which takes less time than to list the installed
-distributions: ``builds.record`` keeps loads before that until the plugins are loaded.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ such as make_fx with real tensors: there users call ``torch.ops``.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +35,15 @@ class LibraryOps(NamedTuple):
 
 
 def define(
-    family: str, declaration: Declaration, exports: Callable[[], Any] | None, overload_name: str
+    family: str, declaration: Declaration, exports: Callable[[], Any] | None, package: str
 ) -> tuple[Callable[..., Any], LibraryOps, torch.library.Library]:
     """The function that users call, the library ops of a declaration, each with one overload, and their Library.
 
-    They exist as long as the Library, which the caller is to keep and to give to nobody else.
+    They exist as long as the Library, which the caller is to keep and to give to nobody else. ``package`` is the
+    plugin's.
     """
     library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
-    forms = declaration.forms
+    forms, overload_name = declaration.forms, _overload_name(declaration, package)
     overloads = []
     for form, schema in zip(forms, declaration.schemas, strict=True):
         library.define(f"{form.name}.{overload_name}{schema}")
@@ -72,21 +77,17 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
             traced = "sgl_constant.call({passed0})"
         return f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
     text = "" if declaration.has_lists else _direct(declaration, scope)
-    if declaration.returns_out:
-        return f"{_made(declaration, scope)}{text}  sgl_route0({{passed0}})\n  return {declaration.out}"
-    if declaration.out is not None:
-        text += f"  if {declaration.out} is None:\n   return sgl_route1({{passed1}})\n"
-    return text + "  return sgl_route0({passed0})"
-
-
-def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
-    """The statement that makes ``out``. An argument that is no tensor reaches the body, which refuses it."""
-    scope["sgl_made"] = declaration.fake
-    given = (name for name, may_be_none in declaration.tensors.items() if not may_be_none)
-    are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
-    arguments = as_arguments(declaration.parameters, list(declaration.signature.parameters))
     out = declaration.out
-    return f"  if {out} is None and {are_tensors}:\n   {out} = sgl_made({arguments})\n"
+    if declaration.returns_out:  # an argument that is no tensor reaches the body, which refuses it
+        scope["sgl_made"] = declaration.fake
+        given = (name for name, may_be_none in declaration.tensors.items() if not may_be_none)
+        are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
+        arguments = as_arguments(declaration.parameters, list(declaration.signature.parameters))
+        made = f"  if {out} is None and {are_tensors}:\n   {out} = sgl_made({arguments})\n"
+        return f"{made}{text}  sgl_route0({{passed0}})\n  return {out}"
+    if out is not None:
+        text += f"  if {out} is None:\n   return sgl_route1({{passed1}})\n"
+    return text + "  return sgl_route0({passed0})"
 
 
 def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
@@ -139,3 +140,31 @@ def _fake(declaration: Declaration, form: Form, run: Callable[..., Any]) -> Call
     if fake is None:
         return run
     return lambda *args, **kwargs: fake(*args, **{names[own]: value for own, value in kwargs.items()})
+
+
+def _overload_name(declaration: Declaration, package: str) -> str:
+    """The name of an op's overloads, ``v_0123456789ab``: it depends on everything that a graph with the op relies on.
+
+    torch.compile keeps compiled graphs on disk, and finds them by the names of their ops: a release that changes the
+    schema, or what the fake says of the result, has another op. architecture.md has what was rejected ("Decisions").
+
+    An op that only writes has no fake in graphs: its name is the same in all releases with the same schema. An op that
+    returns something has another name in each ``__version__`` of the plugin's package, as its fake may call functions
+    of other files. The text of the fake's own file counts, too.
+    """
+    parts = [form.name + schema for form, schema in zip(declaration.forms, declaration.schemas, strict=True)]
+    if not declaration.only_writes:
+        parts.append(getattr(sys.modules.get(package.partition(".")[0]), "__version__", ""))
+        parts.append("" if declaration.fake is None else _text_of(declaration.fake))
+    return "v_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _text_of(fake: Callable[..., Any]) -> str:
+    """Its name, and the text of its file if that is Python."""
+    while isinstance(fake, functools.partial):
+        fake = fake.func
+    name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"
+    file = getattr(getattr(fake, "__code__", None), "co_filename", None)
+    if file is None or not Path(file).is_file():
+        return name
+    return f"{name} {Path(file).read_text(encoding='utf-8', errors='replace')}"

@@ -80,22 +80,14 @@ def stand_in(function: str, arguments: Mapping[str, torch.Tensor | None]) -> boo
                 raise TensorMatchError(f"{function}(): {name} is a lazy {lazy} view: pass {name}.resolve_{lazy}()")
     if all(map(has_memory, tensors.values())):
         return False
-    _check_meta(function, tensors)
-    return True
-
-
-def _check_meta(function: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse meta tensors beside others: nothing would be computed, and outputs would keep what they hold.
-
-    PyTorch's own ops have the same rule and the same exception: a CPU tensor of no dimension goes with any device.
-    """
+    # Beside others nothing would be computed for a meta tensor, and outputs would keep what they hold. PyTorch's ops
+    # have the same rule and the same exception: a CPU tensor of no dimension goes with any device.
     meta = next((name for name, tensor in tensors.items() if tensor.device.type == "meta"), None)
-    if meta is None:
-        return
-    for name, tensor in tensors.items():
+    for name, tensor in tensors.items() if meta is not None else ():
         is_number = tensor.device.type == "cpu" and tensor.dim() == 0
         if tensor.device.type != "meta" and not is_number:
             raise TensorMatchError(
                 f"{function}(): {meta} is a meta tensor and {name} is on {tensor.device}, so nothing can be computed: "
                 f"put all tensors on one device, or all on meta"
             ) from None
+    return True

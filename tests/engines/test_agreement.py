@@ -98,3 +98,9 @@ def test_the_same_bits():
     x = torch.tensor([0.0, math.nan])
     assert same_bits([x, 1], [x.clone(), 1])
     assert not same_bits(x, -x)
+
+
+def test_the_tolerance_may_be_that_of_another_dtype():
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    assert difference(x * (1 + 2**-10), x).startswith("differs at ")
+    assert difference(x * (1 + 2**-10), x, torch.float16) is None

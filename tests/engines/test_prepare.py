@@ -18,7 +18,7 @@ from sgljit_core.compilers import nvrtc
 from sgljit_engines.adapter import engine_ops
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_engines.shapes import read_config
-from sgljit_tools.recording.null_driver import compiled
+from sgljit_tools.recording.launches import compiled_driver
 from sgljit_tools.recording.recorder import record
 
 
@@ -71,7 +71,7 @@ def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cuda":
         environment |= {
-            "LD_PRELOAD": compiled("9.0", str(tmp_path / "driver")),
+            "LD_PRELOAD": compiled_driver("9.0", str(tmp_path / "driver")),
             "CUDA_VISIBLE_DEVICES": "",
         }
     line = [sys.executable, model_run.__file__, str(question), str(answer), device]

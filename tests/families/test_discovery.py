@@ -20,8 +20,7 @@ import pytest
 
 from sgljit_core import errors, ops
 from sgljit_core.families.registry import Registry
-from sgljit_core.plugins import discovery as plugins
-from sgljit_core.plugins import hooks
+from sgljit_core.plugins import discovery as plugins, hooks
 
 _names = (f"made_up_{i}" for i in itertools.count())
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import isolated
 import pages
 import pytest
-from generated import command_line, hooks, links
-from generated import headers as header_pages
+from generated import command_line, headers as header_pages, hooks, links
 from headers import toolbox
 
 import sgljit_core

@@ -32,7 +32,7 @@ _CACHED = (
 _GRADIENTS = "a graph with gradients stays the compiler's; call the model inside of torch.no_grad()"
 _ROUNDING = "emulate_precision_casts asks for roundings that a fused op does not make: nothing is put in"
 _JOINED = "post_grad_fusion_options moves results of matrix products, which the ops overwrite: nothing is put in"
-_OFF = "nothing is used on this device: CUDA alone by default, what options={'chains': ...} names on any"
+_OFF = "nothing is used on this device: the ops are for CUDA, and with options={'chains': 'on'} for the CPU, too"
 
 
 def sgljit(

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import compile as inductor_compile
-from torch._inductor import config, custom_graph_pass, list_mode_options
+from torch._inductor import compile as inductor_compile, config, custom_graph_pass, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -294,12 +294,8 @@ def _setting() -> tuple[str, set[str]]:
     return ",".join(others) or "on", {word.lower() for word in words} & _MODES
 
 
-def _points() -> Mapping[str, importlib_metadata.EntryPoint]:
-    return {point.name: point for point in importlib_metadata.entry_points(group="sgljit.engines")}
-
-
 def _installed_adapters() -> Mapping[str, Adapter]:
-    return {name: point.load() for name, point in _points().items()}
+    return {point.name: point.load() for point in importlib_metadata.entry_points(group="sgljit.engines")}
 
 
 def engine_ops(engine: str | None) -> frozenset[str] | None:
@@ -308,13 +304,14 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
     Raises:
         UnsupportedEngineError: ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
-    points = _points()
-    if engine is not None and engine not in points:
+    points = importlib_metadata.entry_points(group="sgljit.engines")
+    if engine is not None and engine not in points.names:
+        names = ", ".join(sorted(points.names)) or "none"
         raise UnsupportedEngineError(
-            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). "
+            f"no installed adapter is for the engine {engine!r} (installed: {names}). "
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
-    chosen = (point.load() for name, point in points.items() if engine in (None, name))
+    chosen = (point.load() for point in points if engine in (None, point.name))
     return frozenset(op for adapter in chosen for op in adapter.parts) if points else None
 
 

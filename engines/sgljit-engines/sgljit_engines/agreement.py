@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ _BIAS = 0.2  # units in the last place, off in the mean: 0 if rounded to nearest
 _ENOUGH = 1024  # elements, for a mean that is no accident
 
 
-def difference(got: Any, wanted: Any) -> str | None:
+def difference(got: Any, wanted: Any, dtype: torch.dtype | None = None) -> str | None:
     """The difference between a result and the reference's, in words; None where they agree.
 
-    Floating tensors are compared in float64, with a tolerance of the dtype of ``got``, relative to each element and to
-    the mean magnitude of all, as sums of many terms cancel. In dtypes of 16 bits and less the elements of a large
-    tensor must also be right in the mean, to a fifth of a unit in the last place. Everything else must be equal.
+    Floating tensors are compared in float64, with the tolerance of ``dtype``, by default that of ``got``, relative to
+    each element and to the mean magnitude of all, as sums of many terms cancel. In dtypes of 16 bits and less the
+    elements of a large tensor must also be right in the mean, to a fifth of a unit in the last place. Everything else
+    must be equal.
     """
     if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)):
         is_same = type(got) is type(wanted) and (got == wanted or (got != got and wanted != wanted))
@@ -33,7 +35,7 @@ def difference(got: Any, wanted: Any) -> str | None:
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, and the reference's has {list(wanted.shape)}"
     got, wanted = (one.detach().cpu() for one in (got, wanted))
-    differs = _shares(got, wanted) > 1
+    differs = _shares(got, wanted, dtype) > 1
     if not differs.any():
         units = _bias(got, wanted)
         side = f"{abs(units):.2f} units in the last place {'above' if units > 0 else 'below'} the reference's"
@@ -66,7 +68,7 @@ def same_bits(first: Any, second: Any) -> bool:
     return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
 
 
-def _shares(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _shares(got: torch.Tensor, wanted: torch.Tensor, tolerated: torch.dtype | None = None) -> torch.Tensor:
     """The error of each element, as a share of what is allowed; infinite where one of two is no number."""
     dtype = got.dtype
     if dtype not in TOLERANCES:
@@ -75,7 +77,7 @@ def _shares(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     finite = wanted[wanted.isfinite()].abs()
     mean = float(finite.mean()) if finite.numel() else 0.0
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    found = (got - wanted).abs() / (TOLERANCES[dtype] * (wanted.abs() + mean) + least)
+    found = (got - wanted).abs() / (TOLERANCES[tolerated or dtype] * (wanted.abs() + mean) + least)
     same = (got == wanted.to(dtype).double()) | (got.isnan() & wanted.isnan())
     return found.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill_(same, 0.0)
 
@@ -89,3 +91,27 @@ def _bias(got: torch.Tensor, wanted: torch.Tensor) -> float:
     units = (got / wanted - 1) / info.eps
     counted = units[(wanted.abs() >= info.smallest_normal) & units.isfinite()]
     return float(counted.clamp(-1, 1).mean()) if counted.numel() >= _ENOUGH else 0.0
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in arguments or results, those in lists and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Arguments or results with another value in the place of each tensor, those in lists and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, one) for key, one in value.items()}
+    return type(value)(map_tensors(function, one) for one in value) if type(value) in (list, tuple) else value
+
+
+def span(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0

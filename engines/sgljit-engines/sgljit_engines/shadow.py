@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 import torch
 
-from .agreement import difference, same_bits, share
+from .agreement import difference, map_tensors, same_bits, share, span, tensors_in
 from .errors import DisagreementError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Shadow:
         if number >= self.due:
             self.turns += 1
             self.due = number + max(1, round(self.one_of * (0.5 + self.turns * _GOLDEN % 1)))
-            if name not in self.lost and not torch.is_grad_enabled() and _are_plain([*tensors_of([args, kwargs])]):
+            if name not in self.lost and not torch.is_grad_enabled() and _are_plain([*tensors_in([args, kwargs])]):
                 self._compare(name, number, theirs, args, kwargs)
         return theirs(*args, **kwargs) if name in self.lost else self.seam(theirs, *args, **kwargs)
 
@@ -89,7 +89,7 @@ class Shadow:
             if runs or self.adapter.own_runs.total() != before:  # two runs of the same code
                 return
             wanted = self._outcome(theirs, args, kwargs)
-            pairs = zip(tensors_of(got), tensors_of(wanted), strict=True)
+            pairs = zip(tensors_in(got), tensors_in(wanted), strict=True)
             worst, words = max((_judged(*pair, self.adapter.exact) for pair in pairs), default=(0.0, ""))
         except Exception as error:  # noqa: BLE001 - the call itself comes after this, and raises what it raises
             text = f"cannot compare a call of {name} with the engine's own code: {type(error).__name__}: {error}"
@@ -102,7 +102,7 @@ class Shadow:
             self.adapter.say(logging.INFO, "engine_shadow", text, op=name, worst=worst)
         use.worst = max(use.worst, worst)
         if worst > 1:
-            found = {"ours": list(tensors_of(got)), "theirs": list(tensors_of(wanted)), "difference": words}
+            found = {"ours": list(tensors_in(got)), "theirs": list(tensors_in(wanted)), "difference": words}
             self.lost.add(name)
             path = self._keep(name, found, args, kwargs)
             (self.lose or self.adapter.lose)(name, DisagreementError(name, number, words, path))
@@ -116,10 +116,9 @@ class Shadow:
         family = next(family for family, ops in self.adapter.ops.items() if name in ops)
         named = {self.adapter.distribution, *self.adapter.engine, "sgljit-core", f"sgljit-{family}", "torch"}
         found["versions"] = {one.name: one.version for one in importlib_metadata.distributions() if one.name in named}
-        call = {"op": f"{family}.{name}", "args": args, "kwargs": kwargs}
         try:
             path = Path(tempfile.mkdtemp(prefix="sgljit-shadow-")) / f"{name}.pt"
-            torch.save(_plain({**call, **found}), path)
+            torch.save(_plain({"op": f"{family}.{name}", "args": args, "kwargs": kwargs, **found}), path)
         except (OSError, RuntimeError) as error:
             return f"nowhere, as no file could be written ({error})"
         return path
@@ -128,7 +127,7 @@ class Shadow:
 def _run(function: Seam, *args: Any, **kwargs: Any) -> Any:
     """The result of a function for copies of its arguments; if there is none, the copies, which it wrote to."""
     copies: dict[Any, torch.Tensor] = {}
-    args, kwargs = _mapped(functools.partial(_copy, copies), (args, kwargs))
+    args, kwargs = map_tensors(functools.partial(_copy, copies), (args, kwargs))
     result = function(*args, **kwargs)
     return (args, kwargs) if result is None else result
 
@@ -137,7 +136,7 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     """A copy, the same for arguments that are one tensor."""
     key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
     if key not in copies:
-        if _span(tensor) + sum(map(_span, copies.values())) > _MOST:
+        if span(tensor) + sum(map(span, copies.values())) > _MOST:
             raise MemoryError(f"it has more than {_MOST >> 20} MiB of tensors")
         if 0 in tensor.stride():  # elements that share memory cannot be written
             copies[key] = tensor.clone()
@@ -147,35 +146,11 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     return copies[key]
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """The bytes from a tensor's first element to its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize if tensor.numel() else 0
-
-
 def _are_plain(tensors: list[torch.Tensor]) -> bool:
     """Whether tensors have values that may be read now."""
     if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in tensors):
         return False
     return not any(one.is_cuda for one in tensors) or not torch.cuda.is_current_stream_capturing()
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from tensors_of(one)
-
-
-def _mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Arguments with another value in the place of each tensor."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _mapped(function, one) for key, one in value.items()}
-    return tuple(_mapped(function, one) for one in value) if type(value) in (list, tuple) else value
 
 
 def _plain(value: Any) -> Any:

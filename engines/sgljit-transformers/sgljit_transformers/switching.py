@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sgljit_core import ops as families
-from sgljit_core import stats
+from sgljit_core import ops as families, stats
 from sgljit_core.errors import CaptureError, TensorMatchError
 from sgljit_engines import Use
 

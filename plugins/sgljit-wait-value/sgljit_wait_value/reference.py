@@ -24,6 +24,9 @@ def stream_wait_value(
         time.sleep(1e-4)
 
 
+stream_wait_value.as_sampled = {"value": "a wait for another never ends"}  # type: ignore[attr-defined]
+
+
 def stream_write_value(flag: torch.Tensor, value: int, mode: str = "auto", device: str | None = None) -> None:
     """Set the flag."""
     bits = 8 * flag.element_size()

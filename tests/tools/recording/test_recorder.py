@@ -12,7 +12,7 @@ from sgljit_core import TOKENS, TensorSpec, errors
 from sgljit_core.jit.kernels import build
 from sgljit_core.plugins import discovery
 from sgljit_tools.errors import RecordingError
-from sgljit_tools.recording import null_driver
+from sgljit_tools.recording import launches
 from sgljit_tools.recording.recorder import Recording, record
 from sgljit_tools.recording.tensors import Place
 
@@ -171,9 +171,9 @@ def test_a_missing_compiler_is_the_error_that_says_so(install, monkeypatch):
 def test_a_driver_that_does_not_compile_is_an_error_with_what_the_compiler_says(tmp_path, monkeypatch):
     source = tmp_path / "broken.cpp"
     source.write_text("#error nothing here\n")
-    monkeypatch.setattr(null_driver, "_SOURCE", source)
+    monkeypatch.setattr(launches, "_DRIVER", source)
     with pytest.raises(RecordingError, match=r"(?s)driver of a recording cannot be compiled:\n.*#error nothing here"):
-        null_driver.compiled("9.0", str(tmp_path))
+        launches.compiled_driver("9.0", str(tmp_path))
 
 
 def test_a_tensor_without_dimensions_has_no_strides():

@@ -25,7 +25,9 @@ def problems() -> list[str]:
     hooks.header_providers()  # an extension whose hook fails is reported
     hooks.prebuilt_roots()
     missing = [text for plugins in claims.values() for plugin in plugins if (text := _unloadable(plugin))]
-    return [*_conflicts(claims), *discovery.reported.values(), *_doubles(claims), *missing, *_unknown_names()]
+    text = "SGLJIT_PLUGINS allows {!r}, and no installed distribution has that name; correct it, or install it"
+    unknown = [text.format(name) for name in sorted(settings().plugins or ()) if version_of(name) is None]
+    return [*_conflicts(claims), *discovery.reported.values(), *_doubles(claims), *missing, *unknown]
 
 
 def _conflicts(claims: Mapping[str, Sequence[discovery.Plugin]]) -> Iterator[str]:
@@ -95,9 +97,3 @@ def _found(module: str) -> importlib.machinery.ModuleSpec | None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
     return spec
-
-
-def _unknown_names() -> list[str]:
-    """The distributions that ``SGLJIT_PLUGINS`` allows, and that are not installed."""
-    text = "SGLJIT_PLUGINS allows {!r}, and no installed distribution has that name; correct it, or install it"
-    return [text.format(name) for name in sorted(settings().plugins or ()) if version_of(name) is None]

@@ -38,10 +38,8 @@ class Settings(NamedTuple):
 
 
 def _read() -> Settings:
-    given = inherited_environment()
-
     def one_of(name: str, *values: str) -> str:
-        value = given.get(name, "").strip().lower() or values[0]
+        value = inherited_environment().get(name, "").strip().lower() or values[0]
         if value not in values:
             raise ConfigError(f"{name} must be one of {', '.join(filter(None, values))}; got {value!r}")
         return value

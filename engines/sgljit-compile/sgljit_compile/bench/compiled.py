@@ -25,6 +25,7 @@ import torch
 import transformers
 
 import sgljit_compile
+from sgljit_norm.bench.heat_map import write_heat_map
 from sgljit_tools.benchmark.results import write_results
 
 _COMMON = {"vocab_size": 32000, "max_position_embeddings": 8192, "head_dim": 128, "num_key_value_heads": 8}
@@ -190,9 +191,23 @@ def measured(model: Any, steps: Callable[..., Any], mode: str, options: argparse
     medians = {line: statistics.median(found) for line, found in times.items()}
     counted = {line: kernels(step, options) for line, step in calls.items()}
     row = {x: f"{time:.3f} ({medians[ALONE] / time:.2f} x{counted[x] or ''})" for x, time in medians.items()}
-    if ALL in medians and (own := counted[ALONE]) is not None:
+    own = counted[ALONE]
+    if ALL in medians and own is not None and mode != "default":  # in that one a step waits for the host
         row[LIMIT] = f"{(medians[ALONE] - medians[ALL]) * 1e3 / own.small_time:.0%}"
     return row
+
+
+def draw(picture: Path, done: list[dict[str, Any]]) -> dict[str, Path]:
+    """The picture of a page, by what it shows: all chains' time divided by inductor's."""
+    if not all(ALL in row for row in done):
+        return {}
+    times = [{line: float(row[line].split()[0]) for line in (ALONE, ALL)} for row in done]
+    cells = [
+        {"users": row["users"], "model": f"{row['model']}, {row['step']}, {row['mode']}", "ratio": x[ALL] / x[ALONE]}
+        for row, x in zip(done, times, strict=True)
+    ]
+    write_heat_map(picture, cells, x="users", y="model", value="ratio")
+    return {"Time of a step with all chains, divided by that of inductor alone": Path(picture.name)}
 
 
 def main(arguments: list[str] | None = None) -> str:
@@ -221,7 +236,8 @@ def main(arguments: list[str] | None = None) -> str:
         for done in rows(options):
             graphs = [{"graph": str(graph)} for graph in dict.fromkeys(map(str, sgljit_compile.explain()))]
             tables = {"Steps": done, "Chains in the graphs": graphs}
-            page = write_results(options.output, "torch.compile", tables, note=note, device=options.device)
+            plots = draw(options.output.with_suffix(".svg"), done) if options.output else {}
+            page = write_results(options.output, "torch.compile", tables, note=note, plots=plots, device=options.device)
     print(page)
     return page
 

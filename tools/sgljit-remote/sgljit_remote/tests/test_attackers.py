@@ -16,8 +16,7 @@ from sgljit_remote.config import Settings
 from sgljit_remote.errors import KeyFileError, RemoteUnavailableError, UntrustedRemoteError
 from sgljit_remote.index import Archive
 from sgljit_remote.objects import Artifact, object_name
-from sgljit_remote.remote import Remote, Session
-from sgljit_remote.remote import session as session_of
+from sgljit_remote.remote import Remote, Session, session as session_of
 
 from . import served
 from .conftest import files

@@ -145,8 +145,7 @@ def test_a_refused_one_hides_no_other(prebuilt, trusted, tmp_path):
     tiers = [Tier(prebuilt.parents[4], name="prebuilt"), Tier(tmp_path / "here")]
     search = lookup.find(tiers, own.manifest.location, own.manifest.toolchain_key)
     assert search.tier == tiers[1]
-    (damage,) = search.damaged
-    assert damage.directory == prebuilt
+    assert list(search.damaged) == [prebuilt]
 
 
 def test_a_process_loads_what_is_signed_and_compiles_the_rest(run, tmp_path, trusted, key):

@@ -15,8 +15,7 @@ from sgljit_remote.cli import main
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import KeyFileError
 from sgljit_remote.objects import object_name
-from sgljit_remote.remote import Remote, put_in_place
-from sgljit_remote.remote import session as session_of
+from sgljit_remote.remote import Remote, put_in_place, session as session_of
 from sgljit_remote.transfer import Choice
 
 from .conftest import files

@@ -23,8 +23,7 @@ from . import served
 pytest.importorskip("triton", reason="Triton compiles the kernel; pip install triton")
 
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
-from triton.compiler import compile as triton_compile
+from triton.compiler import ASTSource, CompiledKernel, compile as triton_compile
 from triton.runtime.cache import CacheManager, FileCacheManager, RemoteCacheBackend
 
 from sgljit_remote import triton as backend

@@ -118,11 +118,35 @@ def measure(
     Raises:
         ValueError: as in ``run_benchmark``.
     """
-    samples, calls, where = _sample(fn, inputs, device, graph, seconds)
+    sets = rotate(inputs) if callable(inputs) else inputs
+    if not sets:
+        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
+    only, where = sets[0], _device_of(sets, device)
+
+    def run(turns: int) -> None:
+        if len(sets) == 1:  # the cheapest loop: some calls on the CPU take no longer than making a list
+            for _ in range(turns):
+                kept = fn(*only)
+        else:
+            for _ in range(turns):
+                kept = [fn(*arguments) for arguments in sets]
+        del kept
+
+    on_cuda = where.type == "cuda"
+    with torch.cuda.device(where) if on_cuda else nullcontext():
+        if on_cuda and graph:
+            turns, timed = _graph_of(run)
+        else:
+            turns, timed = _by_clock(run, torch.cuda.synchronize if on_cuda else lambda: None)
+        times: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
+            times.append(timed())
+    calls = turns * len(sets)
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
-    values, places = (torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, _QUANTILES))
-    median, low, high = torch.quantile(values, places).tolist()
-    return Figure(median, low, high, calls, len(samples), num_bytes, copy)
+    values, places = (torch.tensor(numbers, dtype=torch.float64) for numbers in (times, _QUANTILES))
+    median, low, high = (torch.quantile(values, places) / calls * 1e6).tolist()
+    return Figure(median, low, high, calls, len(times), num_bytes, copy)
 
 
 def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
@@ -193,42 +217,6 @@ def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> 
     devices = [device for device, _ in _storages(sets[0])]
     devices = devices or [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
     return next((found for found in devices if found.type == "cuda"), devices[0])
-
-
-def _sample(
-    fn: Callable[..., object],
-    inputs: Sequence[Arguments] | Callable[[], Arguments],
-    device: torch.device | str | None,
-    graph: bool,
-    seconds: float,
-) -> tuple[list[float], int, torch.device]:
-    """The microseconds of a call in each sample, the number of calls in a sample, and the device."""
-    sets = rotate(inputs) if callable(inputs) else inputs
-    if not sets:
-        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
-    only, where = sets[0], _device_of(sets, device)
-
-    def run(turns: int) -> None:
-        if len(sets) == 1:  # the cheapest loop: some calls on the CPU take no longer than making a list
-            for _ in range(turns):
-                kept = fn(*only)
-        else:
-            for _ in range(turns):
-                kept = [fn(*arguments) for arguments in sets]
-        del kept
-
-    on_cuda = where.type == "cuda"
-    with torch.cuda.device(where) if on_cuda else nullcontext():
-        if on_cuda and graph:
-            turns, timed = _graph_of(run)
-        else:
-            turns, timed = _by_clock(run, torch.cuda.synchronize if on_cuda else lambda: None)
-        times: list[float] = []
-        deadline = time.perf_counter() + seconds
-        while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
-            times.append(timed())
-    calls = turns * len(sets)
-    return [sample / calls * 1e6 for sample in times], calls, where
 
 
 def _by_clock(run: Callable[[int], None], finish: Callable[[], None]) -> tuple[int, Callable[[], float]]:

@@ -67,7 +67,10 @@ def machine(device: torch.device | str | None = None) -> str:
     if torch.cuda.is_available() if device is None else torch.device(device).type == "cuda":
         measured = [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}"]
     else:
-        measured = [_processor(), f"{len(os.sched_getaffinity(0))} cores"]
+        file = Path("/proc/cpuinfo")  # which has the CPU's name, if the system reports it
+        found = re.search(r"^model name\s*: (.+)$", file.read_text() if file.exists() else "", re.MULTILINE)
+        name = found[1].strip() if found else platform.machine()
+        measured = [name, f"{len(os.sched_getaffinity(0))} cores"]
     versions = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
     return ", ".join([time.strftime("%Y-%m-%d"), *measured, *versions])
 
@@ -160,10 +163,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
     return str(value)
-
-
-def _processor() -> str:
-    """The CPU's name, if the system reports it."""
-    file = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", file.read_text() if file.exists() else "", re.MULTILINE)
-    return found[1].strip() if found else platform.machine()

@@ -1,4 +1,4 @@
-"""The operations on a cache, for operators and for the command line: list, verify, prune, export, import.
+"""The operations on a cache, for operators and for the command line: list, verify, prune, copy; more in ``archive``.
 
 Each works on one root, by default the user's own. One that does not exist is a FileNotFoundError, one that others could
 have written an UntrustedCacheError. To write to a directory of somebody else's files is a NotACacheError.
@@ -21,8 +21,6 @@ from sgljit_core.cache.explain import Explanation
 from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import roots
-
-from . import archive
 
 _SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
 _ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
@@ -62,7 +60,7 @@ class Pruned(NamedTuple):
 
 
 @contextlib.contextmanager
-def _failing_plainly(operation: str) -> Iterator[None]:
+def failing_plainly(operation: str) -> Iterator[None]:
     """Decorates an operation: errors of the file system are StorageErrors."""
     try:
         yield
@@ -76,21 +74,21 @@ def _failing_plainly(operation: str) -> Iterator[None]:
 root = paths.cache_root
 
 
-@_failing_plainly("entries")
+@failing_plainly("entries")
 def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
 
     Args:
         vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
     """
-    place = _checked(directory, vouched=vouched)
+    place = checked(directory, vouched=vouched)
     return [_entry(path, None if vouched else place) for path in _artifact_directories(place)]
 
 
-@_failing_plainly("verify")
+@failing_plainly("verify")
 def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts of ``entries`` that are damaged, found by reading everything. Changes nothing."""
-    place = _checked(directory, vouched=vouched)
+    place = checked(directory, vouched=vouched)
     root = None if vouched else place
     return [_entry(path, root, said) for path in _artifact_directories(place) if (said := _problem(path, root))]
 
@@ -108,7 +106,7 @@ def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
     return ""
 
 
-@_failing_plainly("prune")
+@failing_plainly("prune")
 def prune(
     directory: Path | None = None,
     *,
@@ -128,7 +126,7 @@ def prune(
             as those of sources that were edited since.
         dry_run: changes nothing.
     """
-    place = _checked(directory)
+    place = checked(directory)
     if not place.exists():  # the user's own, before its first artifact
         return Pruned([], [])
     roots.check_is_cache(place)
@@ -154,27 +152,11 @@ def prune(
     return Pruned(gone, leftovers)
 
 
-@_failing_plainly("export_archive")
-def export_archive(
-    file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
-) -> int:
-    """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
-
-    Artifacts that are damaged or removed meanwhile, and directories that may not be listed, are left out, each with a
-    warning.
-
-    Raises:
-        ArchiveError: the file's suffix is not .zip.
-    """
-    place = _checked(directory)
-    return archive.pack(Path(file), _whole(place, family, target), place)
-
-
-@_failing_plainly("copy")
+@failing_plainly("copy")
 def copy(into: Path, directory: Path | None = None, *, family: str | None = None) -> int:
     """Copy artifacts of one root into another, and count them. One that is there and whole already stays."""
     count = 0
-    for artifact in _whole(_checked(directory), family, None):
+    for artifact in whole(checked(directory), family):
         staging = store.staging_directory(into, "copy")
         try:
             store.publish(staging, into, artifact.manifest.location, artifact.manifest, artifact.payload)
@@ -182,16 +164,6 @@ def copy(into: Path, directory: Path | None = None, *, family: str | None = None
             store.discard(staging)
         count += 1
     return count
-
-
-@_failing_plainly("import_archive")
-def import_archive(file: str | Path, directory: Path | None = None) -> int:
-    """Put the artifacts of an archive into a root, and count them.
-
-    Raises:
-        ArchiveError: the file is no archive of artifacts, or is damaged; or keys are trusted, and it has no signatures.
-    """
-    return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
 
 
 def _artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
@@ -224,7 +196,8 @@ def _owner(place: Path) -> tuple[str, str]:
     return place.parents[2].name, place.parents[1].name
 
 
-def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
+def checked(directory: Path | None, *, vouched: bool = False) -> Path:
+    """The root of an operation. Raises as the module says."""
     own = paths.cache_root().absolute()
     place = (directory or own).absolute()
     if place != own and not place.is_dir():  # the user's own appears with the first artifact
@@ -234,7 +207,8 @@ def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
     return place
 
 
-def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
+def whole(place: Path, family: str | None, target: str | None = None) -> Iterator[lookup.Artifact]:
+    """The artifacts below a root, of one family or target if named; one that is damaged is left out, with a warning."""
     for path in _artifact_directories(place, _left_out):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue

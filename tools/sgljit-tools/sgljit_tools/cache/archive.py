@@ -10,16 +10,18 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from sgljit_core import paths
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.manifest import FILE, ManifestError
 from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 from sgljit_core.machine import roots
 from sgljit_tools.errors import ArchiveError
+
+from .admin import checked, failing_plainly, whole
 
 _NAME = r"(?!\.)[\w.+-]{1,255}"  # what begins with a dot is hidden below a root; no file system takes longer names
 _MEMBER = re.compile(
@@ -31,11 +33,22 @@ _IN_ALL = 64 << 30
 _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
 
 
-def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
-    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same archive."""
+@failing_plainly("export_archive")
+def export_archive(
+    file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
+) -> int:
+    """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
+
+    The same artifacts make the same file. Artifacts that are damaged or removed meanwhile, and directories that may not
+    be listed, are left out, each with a warning.
+
+    Raises:
+        ArchiveError: the file's suffix is not .zip.
+    """
+    file, root = Path(file), checked(directory)
     if file.suffix != ".zip":
         raise ArchiveError(f"{file}: the name of an archive ends in .zip")
-    packed = sorted(artifacts, key=lambda artifact: artifact.directory)
+    packed = sorted(whole(root, family, target), key=lambda artifact: artifact.directory)
     partial = file.with_name(f".{file.name}.{os.urandom(8).hex()}")  # nobody can guess it and make a link of it first
     try:
         with partial.open("xb") as opened, zipfile.ZipFile(opened, "w") as archive:
@@ -50,11 +63,16 @@ def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
     return len(packed)
 
 
-def unpack(file: Path, root: Path) -> int:
-    """Put the artifacts of an archive into a root; returns their number. One that is there and whole already stays.
+@failing_plainly("import_archive")
+def import_archive(file: str | Path, directory: Path | None = None) -> int:
+    """Put the artifacts of an archive into a root, and count them. One that is there and whole already stays.
 
     Nothing of an archive that is refused enters.
+
+    Raises:
+        ArchiveError: the file is no archive of artifacts, or is damaged; or keys are trusted, and it has no signatures.
     """
+    file, root = Path(file), (directory or paths.cache_root()).absolute()
     if settings().must_be_signed:
         raise ArchiveError(f"{file} is unsigned, which SGLJIT_TRUSTED_KEYS forbids: see `sgljit-remote export`")
     staging = store.staging_directory(root, "import")

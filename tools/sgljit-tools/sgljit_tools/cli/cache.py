@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from sgljit_core import freeze, log, ops, parallel_compile
-from sgljit_core import why as explain
+from sgljit_core import freeze, log, ops, parallel_compile, why as explain
 from sgljit_core.errors import SgljitError
 from sgljit_core.plugins import discovery
 from sgljit_tools import installation
-from sgljit_tools.cache import admin
+from sgljit_tools.cache import admin, archive
 
-from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
+from .prepare import Arch, builds_ahead, fail_if_not_kept, target_of
 
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -34,15 +33,13 @@ def show_path() -> None:
 @app.command("list")
 def list_entries(directory: Directory = None, long: Long = False, as_json: AsJson = False) -> None:
     """List the artifacts: those of a directory, or of the user's own cache and of the installed plugins."""
+    by_root = [(place, plugin, admin.entries(place, vouched=bool(plugin))) for place, plugin in _roots(directory)]
     if as_json:
-        _print(
-            artifacts=[_facts(one) for place, by in _roots(directory) for one in admin.entries(place, vouched=bool(by))]
-        )
+        _print(artifacts=[_facts(entry) for *_, found in by_root for entry in found])
         return
-    for place, plugin in _roots(directory):
+    for place, plugin, found in by_root:
         if plugin:
             typer.echo(f"{plugin} carries, in {place}:")
-        found = admin.entries(place, vouched=bool(plugin))
         for entry in found:
             manifest = entry.manifest
             what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
@@ -170,7 +167,7 @@ def export_archive(
     target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
 ) -> None:
     """Write artifacts into one file."""
-    count = admin.export_archive(file, directory, family=family and family.replace("-", "_"), target=target)
+    count = archive.export_archive(file, directory, family=family and family.replace("-", "_"), target=target)
     typer.echo(f"wrote {count} artifacts to {file}")
     if log.was_said("artifact_damaged"):
         raise SgljitError("some artifacts could not be written; see the warnings")
@@ -186,4 +183,4 @@ def import_archive(
     directory: Directory = None,
 ) -> None:
     """Put the artifacts of an archive into the cache, or into a directory of prebuilt ones."""
-    typer.echo(f"{admin.import_archive(file, directory)} artifacts are in {directory or admin.root()}")
+    typer.echo(f"{archive.import_archive(file, directory)} artifacts are in {directory or admin.root()}")

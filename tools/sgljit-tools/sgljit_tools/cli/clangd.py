@@ -17,7 +17,7 @@ from sgljit_core.errors import SgljitError, ToolchainNotFoundError
 from sgljit_core.plugins import discovery
 from sgljit_core.specs.build import Target
 
-from .ahead import target_of
+from .prepare import target_of
 
 
 def write_clangd(
@@ -48,10 +48,14 @@ def configuration(target: Target) -> str:
     """
     include = [f"-I{paths.core_include()}", f"-isystem{paths.tvm_ffi_include()}", *(f"-I{d}" for d in _sources())]
     gpu = ["-xcuda", f"--cuda-gpu-arch={target.name}", target.macro, "-Wno-unknown-cuda-version", "-nocudalib"]
+    toolkit_flags = ["-nocudainc"]
+    with contextlib.suppress(ToolchainNotFoundError):
+        toolkit = find_nvcc("the editor's CUDA headers").path.parent.parent
+        toolkit_flags = [f"--cuda-path={toolkit}", f"-isystem{toolkit / 'include'}"]
     last = f"-idirafter{Path(__file__).resolve().parent / 'clangd_include'}"
     fragments = (
         ("CompileFlags:\n  Compiler: clang++\n", ["-std=c++20", "-Wall", "-Wextra", *include]),
-        (_only(r".*\.(cu|cuh|h)"), [*gpu, *_toolkit_flags(), last]),
+        (_only(r".*\.(cu|cuh|h)"), [*gpu, *toolkit_flags, last]),
         (_only(r".*\.(cpp|cc|cxx)"), ["-xc++"]),
     )
     # A JSON string is a YAML scalar too.
@@ -62,13 +66,6 @@ def configuration(target: Target) -> str:
 
 def _only(pattern: str) -> str:
     return f"If:\n  PathMatch: {json.dumps(pattern)}\nCompileFlags:\n"
-
-
-def _toolkit_flags() -> list[str]:
-    with contextlib.suppress(ToolchainNotFoundError):
-        toolkit = find_nvcc("the editor's CUDA headers").path.parent.parent
-        return [f"--cuda-path={toolkit}", f"-isystem{toolkit / 'include'}"]
-    return ["-nocudainc"]
 
 
 def _sources() -> Iterator[Path]:

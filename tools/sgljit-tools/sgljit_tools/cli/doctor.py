@@ -40,6 +40,7 @@ def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
 def report(*, asks_scripts: bool = False) -> dict[str, Any]:
     """The facts, as ``--json`` prints them. AMD's compiler is a script, which takes 0.3 s to say its version."""
     problems: list[str] = []
+    given = {name: value for name, value in sorted(inherited_environment().items()) if name.startswith("SGLJIT_")}
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "versions": {name: installation.version_of(name) for name in _SHOWN},
@@ -49,7 +50,8 @@ def report(*, asks_scripts: bool = False) -> dict[str, Any]:
         "gpus": _gpus(problems),
         "compilers": _compilers(problems, asks_scripts),
         "cache": _cache(problems),
-        "settings": _settings(),
+        # Without what an address may carry as a password or a token.
+        "settings": {name: without_secrets(value) if "://" in value else value for name, value in given.items()},
         "docs": str(paths.core_include().parent / "docs"),  # in a wheel and in a checkout
     }
     first = next((gpu["compute_cap"] for gpu in facts["gpus"]), None)
@@ -95,22 +97,20 @@ def _compilers(problems: list[str], asks_scripts: bool) -> dict[str, str | None]
 
     searches: dict[str, Callable[[], str]] = {
         "c++": lambda: line(toolchain.find_cxx("kernels")),
-        "nvrtc": lambda: "{0.version} ({0.library})".format(nvrtc.find_nvrtc("kernels")),
+        "nvrtc": lambda: "{0.version:.4} ({0.library})".format(nvrtc.find_nvrtc("kernels")),  # 13.0, and not its size
         "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
         "hipcc": lambda: line(toolchain.find_hipcc("kernels", asks=asks_scripts)),
     }
-    answers: dict[str, str | None] = {}
+    answers: dict[str, str | None] = dict.fromkeys(searches)
     for kind, search in searches.items():
         try:
             answers[kind] = search()
         except ToolchainNotFoundError as error:  # noqa: PERF203 - four
-            answers[kind] = None
             # nvcc is for the families of load_jit alone, NVRTC for NVIDIA's GPUs, hipcc for AMD's.
             named = {"nvcc": settings().nvcc, "hipcc": settings().hipcc}
             if kind == "c++" or named.get(kind):
                 problems.append(f"{error.tool} not found. {error.remedy}")
         except SgljitError as error:  # a setting that cannot be read
-            answers[kind] = None
             if str(error) not in problems:
                 problems.append(str(error))
     return answers
@@ -120,8 +120,6 @@ def _cache(problems: list[str]) -> dict[str, Any]:
     found = {"path": str(admin.root()), "artifacts": 0, "bytes": 0, "damaged": 0, "is_trusted": True}
     try:
         entries = admin.entries()
-    except FileNotFoundError:  # nothing was compiled yet
-        return found
     except (SgljitError, OSError) as error:
         problems.append(str(error))
         return {**found, "is_trusted": False}
@@ -129,12 +127,6 @@ def _cache(problems: list[str]) -> dict[str, Any]:
     if damaged:
         problems.append(f"{damaged} artifacts in the cache are damaged; remove them with: sgljit cache prune")
     return {**found, "artifacts": len(entries), "bytes": sum(one.size for one in entries), "damaged": damaged}
-
-
-def _settings() -> dict[str, str]:
-    """The variables of sgljit that are set, without what an address may carry as a password or a token."""
-    given = {name: value for name, value in inherited_environment().items() if name.startswith("SGLJIT_")}
-    return {name: without_secrets(value) if "://" in value else value for name, value in sorted(given.items())}
 
 
 def without_secrets(address: str) -> str:

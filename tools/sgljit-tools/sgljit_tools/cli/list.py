@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -47,13 +46,9 @@ def list_families(
 
 
 def _list_ops(family: str, *, as_json: bool) -> None:
-    found = [
-        {"op": op.name, "signature": _signature(op.function), "place": op.place}
-        for op in loading.load(ops[family].__name__).declared().values()
-    ]
+    found = []
+    for op in loading.load(ops[family].__name__).declared().values():
+        # Annotations stand there as they are written, but for torch's name.
+        signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(op.function)).replace("torch.", ""))
+        found.append({"op": op.name, "signature": signature, "place": op.place})
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(one["op"] + one["signature"] for one in found))
-
-
-def _signature(function: Callable[..., Any]) -> str:
-    """A function's signature, with annotations as they are written, but for torch's name."""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)).replace("torch.", ""))

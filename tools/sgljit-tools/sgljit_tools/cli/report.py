@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
@@ -33,13 +34,6 @@ def write_report(
     The user's name, the home directory, the machine's name, and what addresses and variables carry as a secret are left
     out. Read it before you send it: a log may hold names of your own.
     """
-    text = "\n".join(["## sgljit report", "", "```text", *_facts(), "```"])
-    if log is not None:
-        text += f"\n\n### {log.name}\n\n```text\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}\n```"
-    typer.echo(redacted(text))
-
-
-def _facts() -> list[str]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     try:
         found = doctor.lines(doctor.report(asks_scripts=True))
@@ -47,23 +41,23 @@ def _facts() -> list[str]:
         found = traceback.format_exc().splitlines()
     names = sorted({(one.metadata["Name"] or "?", one.version) for one in importlib_metadata.distributions()})
     versions = [f"{name} {number}" for name, number in names if _TELLING.match(name)]
-    return [f"{'system':<11} {system}", *found, "", *versions]
+    facts = [f"{'system':<11} {system}", *found, "", *versions]
+    text = "\n".join(["## sgljit report", "", "```text", *facts, "```"])
+    if log is not None:
+        text += f"\n\n### {log.name}\n\n```text\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}\n```"
+    typer.echo(redacted(text))
 
 
 def redacted(text: str) -> str:
     """A text without the names of the user and of the machine, and without passwords and tokens."""
     home = os.path.expanduser("~")  # noqa: PTH111 - raises nothing
     text = text.replace(home, "~") if len(home) > 1 else text
-    for name, shown in ((platform.node(), "HOST"), (_user(), "USER")):
+    hidden = {platform.node(): "HOST"}
+    with contextlib.suppress(KeyError, OSError):  # a user without a name
+        hidden[getpass.getuser()] = "USER"
+    for name, shown in hidden.items():
         if len(name) > 1 and name != "root":
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", shown, text)
     for before in _BEFORE_SECRETS:
         text = re.sub(f"(?i){before}{_VALUE}", r"\1***", text)
     return re.sub(r"\w[\w+.-]{0,30}://\S+", lambda found: doctor.without_secrets(found[0]), text)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        return ""

@@ -32,8 +32,8 @@ from sgljit_tools.cache import admin as cache
 from sgljit_tools.errors import WheelError
 from sgljit_tools.recording.process import in_a_process
 
-from .ahead import builds_ahead, target_of
 from .main import added
+from .prepare import builds_ahead, target_of
 
 
 def add_artifacts_to_wheel(

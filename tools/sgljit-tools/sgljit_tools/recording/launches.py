@@ -9,17 +9,22 @@ import ctypes
 import functools
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sgljit_core import Op
 from sgljit_core.builds.recording import Wanted
+from sgljit_core.compilers import arch, toolchain
 from sgljit_core.load.signatures import lines
+from sgljit_tools.errors import RecordingError
 
 from .tensors import Shaped
 
 STREAM = 0x5117  # of the caller; the driver takes any
 
+_DRIVER = Path(__file__).parent / "csrc" / "null_driver.cpp"
 _PARAMETER = re.compile(r"parameter \d+: (?:.* \((\d+) bytes, aligned to \d+\)$)?")  # a struct has its size
 
 
@@ -65,6 +70,28 @@ def _sizes(signature: str) -> list[int]:
     """The bytes of each parameter of a kernel; 0 for one that is no struct."""
     found = [_PARAMETER.match(line) for line in lines(signature.removeprefix("*"))]
     return [int(parameter[1] or 0) for parameter in found if parameter] or [0]
+
+
+def compiled_driver(cuda_arch: str, place: str) -> str:
+    """Compile the CUDA driver of a device of an architecture, which need not be there, into a directory; its path.
+
+    Preloaded (``LD_PRELOAD``), it is found as ``libcuda.so.1`` before the machine's, which PyTorch may load. The
+    compiler runs by itself: ``load_jit`` would load the driver here, or take a process that imports torch.
+
+    Raises:
+        ToolchainNotFoundError: there is no host compiler.
+        RecordingError: it failed, with what it says.
+    """
+    major, minor = arch.parse_cuda_target(cuda_arch, "--cuda-arch").cuda_arch or (0, 0)
+    compiler = toolchain.find_cxx("the driver of a recording").path
+    library = Path(place, "libcuda.so.1")
+    capability = (f"-DSGL_NULL_MAJOR={major}", f"-DSGL_NULL_MINOR={minor}")
+    flags = ("-std=c++20", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")
+    command = [str(compiler), *flags, *capability, "-o", str(library), str(_DRIVER)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise RecordingError(f"the driver of a recording cannot be compiled:\n{done.stdout.strip()}")
+    return str(library)
 
 
 def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[str]:

@@ -69,8 +69,7 @@ class Worker:
             self._process.kill()
             raise CrashedError(f"{late}: {self._end()}") from late
         except (EOFError, OSError) as ended:
-            text = self._end()
-            raise CrashedError(text) from ended
+            raise CrashedError(self._end()) from ended
         except BaseException:  # such as a time-out of pytest: the answer that comes yet is not that of the next call
             self._process.kill()
             self._end()

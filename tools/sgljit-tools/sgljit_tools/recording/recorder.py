@@ -25,7 +25,6 @@ from sgljit_tools.environment import inherited_environment, leave_out
 from sgljit_tools.errors import RecordingError
 
 from . import launches
-from .null_driver import compiled
 from .process import in_a_process
 from .tensors import MOST_TOKENS, Place, Shaped
 
@@ -86,7 +85,8 @@ def record(
     with tempfile.TemporaryDirectory(prefix="driver-", dir=private.process_directory()) as place:
         if re.search(r"[\s:{}]", place):
             raise RecordingError(f"LD_PRELOAD takes no path with a space, a colon or a brace: {place}")
-        return in_a_process(call, **environment, CUDA_VISIBLE_DEVICES="", LD_PRELOAD=compiled(cuda_arch, place))
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": launches.compiled_driver(cuda_arch, place)}
+        return in_a_process(call, **environment)
 
 
 def _record(
@@ -110,12 +110,14 @@ def _record(
     nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert nothing is not None
     stopped: dict[tuple[str, str], None] = {}
+    found: list[str] = []
     with overridden, recording(nothing) as recorder:
+        declared = [op for family in families for op in loading.load(family).declared().values()]
         for device in ["cuda"] * (driver is not None) + ["cpu"] * on_cpu:
             if driver is not None:  # on the CPU all memory is the host's
                 pinned = place.pinned if device == "cuda" else (1, (1 << 64) - 1)
                 driver.sgl_null_driver_pins(*map(ctypes.c_uint64, pinned))
-            for op in (op for family in families for op in loading.load(family).declared().values()):
+            for op in declared:
                 if ops is not None and op.name not in ops:
                     continue
                 if op.calls is not None and not samples:
@@ -123,27 +125,19 @@ def _record(
                         _call_with_each(op, arguments, device, tokens, place)
                 elif model is None and (text := _call_with_samples(op, device)):
                     stopped[op.family, text] = None
-        found, odd, wanted_by_samples = [], {}, tuple(recorder.wanted)
+        odd, wanted_by_samples = {}, tuple(recorder.wanted)
         if samples and driver is not None:
+            import torch
+
             driver.sgl_null_driver_pins(*map(ctypes.c_uint64, place.pinned))
             listener = launches.Launches(driver, recorder.wanted)
-            found, odd = _launch_faults(families, listener), listener.odd
+            for op in declared:  # of each the faults of the first sample that shows any
+                made = op.samples(torch.device("cpu")) if op.samples is not None else ()
+                found += next(filter(None, (list(launches.faults(op, sample, listener)) for sample in made)), [])
+            odd = listener.odd
     own = cache_root()  # which is left to the process that builds them
     wanted = (one._replace(root=None) if one.root == own else one for one in wanted_by_samples)
     return Recording(tuple(wanted), tuple(stopped), tuple(found), tuple(odd.items()))
-
-
-def _launch_faults(families: Sequence[str], listener: launches.Launches) -> list[str]:
-    """The faults of the launches of the ops' samples, each once."""
-    import torch
-
-    found: list[str] = []
-    for op in (op for family in families for op in loading.load(family).declared().values()):
-        for sample in op.samples(torch.device("cpu")) if op.samples is not None else ():
-            if texts := list(launches.faults(op, sample, listener)):
-                found += texts
-                break
-    return found
 
 
 def _call_with_each(op: Op, arguments: Mapping[str, Any], device: str, tokens: Sequence[int], place: Place) -> None:

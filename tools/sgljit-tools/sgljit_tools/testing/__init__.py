@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .subject import Fault, NotApplicable, Subject
-    from .suite import check_family, check_op
-    from .variants import build_variant
+    from .suite import build_variant, check_family, check_op
 else:
     from sgljit_core.lazy import attributes
 
@@ -18,8 +17,7 @@ else:
         __name__,
         {
             "subject": ("Fault", "NotApplicable", "Subject"),
-            "suite": ("check_family", "check_op"),
-            "variants": ("build_variant",),
+            "suite": ("build_variant", "check_family", "check_op"),
         },
     )
 

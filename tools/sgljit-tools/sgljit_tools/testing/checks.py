@@ -12,14 +12,12 @@ from typing import Any
 import torch
 
 from sgljit_core.errors import SgljitError
-from sgljit_engines.agreement import same_bits
+from sgljit_engines.agreement import map_tensors, same_bits
 
-from . import layouts as laid_out
-from . import wrong_calls
-from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
-from .precision import is_rounded_more_often
+from . import layouts as laid_out, wrong_calls
+from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, described, is_refusal
-from .wrong_calls import INTEGERS, plain
+from .wrong_calls import plain
 
 
 def signatures(subject: Subject) -> None:
@@ -42,7 +40,7 @@ def results(subject: Subject) -> None:
         subject.judge(sample)
     for sample in subject.picked:
         subject.judge(sample, "what it writes to made NaN", poison=True)
-        integers = {n: v for n, v in plain(sample) if n in subject.op.mutates and v.dtype in INTEGERS}
+        integers = {n: v for n, v in plain(sample) if n in subject.op.mutates and v.dtype in laid_out.INTEGERS}
         after = subject.expected(sample)[1] if integers else {}
         others = {n: ~v for n, v in integers.items() if not same_bits(v, after[n])}  # a flag that it waits for stays
         if others and same_bits([*after.values()], [*subject.expected({**sample, **others})[1].values()]):  # not read
@@ -61,16 +59,44 @@ def precision(subject: Subject) -> None:
     for sample in subject.picked:
         guarded = Guarded(sample)
         wanted = subject.expected(guarded.arguments)
-        result = subject.call(guarded.arguments)
-        for name, got, right in compared(guarded.arguments, result, wanted):
+        for name, got, right in compared(guarded.arguments, subject.call(guarded.arguments), wanted):
             is_wide = is_wide or getattr(right, "dtype", None) == torch.float64
-            if text := is_rounded_more_often(got, right, roundings):
+            if text := _is_rounded_more_often(got, right, roundings):
                 raise Fault(
                     f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
                     f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
                 )
     if not is_wide:
         raise NotApplicable("the reference makes nothing in float64, or does not take it: nothing was compared")
+
+
+def _is_rounded_more_often(got: Any, wanted: Any, roundings: int) -> str | None:
+    """How a result of 16 or 8 bits differs from one that is rounded ``roundings`` times, in words; None if it does not.
+
+    The budget of an element is half a unit in the last place of its dtype for each rounding, and what float32 loses: in
+    a sum that cancels that is many units, so one element of 20 may be over.
+
+    Args:
+        wanted: the reference's result in float64; any other dtype is not looked at.
+    """
+    if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)) or got.shape != wanted.shape:
+        return None
+    if wanted.dtype != torch.float64 or not got.is_floating_point() or got.itemsize > 2:
+        return None
+    limits = torch.finfo(got.dtype)
+    got, wanted = (one.detach().cpu().double() for one in (got, wanted))
+    usable = got.isfinite() & wanted.isfinite() & (wanted.abs() <= limits.max)
+    if not usable.any():
+        return None
+    got, wanted = got[usable], wanted[usable]
+    unit = torch.exp2(torch.floor(torch.log2(wanted.abs().clamp_min(limits.smallest_normal)))) * limits.eps
+    units = ((got - wanted).abs() - float(wanted.abs().mean()) * 2**-22) / unit
+    over = int((units > roundings / 2 + 1 / 16).sum())
+    if over <= 2 + got.numel() // 20:
+        return None
+    at = int(units.argmax())
+    told = f"has {over} of {got.numel()} elements that are more than {roundings / 2:g} units in the last place"
+    return f"{told} from the reference in float64, such as {got[at].item()} for {wanted[at].item()}"
 
 
 def nans(subject: Subject) -> None:
@@ -178,7 +204,11 @@ def opcheck(subject: Subject) -> None:
     if not calls:
         raise NotApplicable("opcheck copies page-locked tensors into pageable memory, which no kernel reads")
     for overload, _, arguments in calls:
-        passed = {name: map_tensors(_without_strides_of_nothing, value) for name, value in arguments.items()}
+        # PyTorch 2.13 computes a negative size from the strides of an empty view, where it copies one for a graph.
+        passed = {
+            name: map_tensors(lambda one: one if one.numel() > 0 else one.new_empty(one.shape), value)
+            for name, value in arguments.items()
+        }
         # To compare with the schema it multiplies what the op wrote, which torch cannot for float8.
         is_float8 = any(tensor.itemsize == 1 and tensor.is_floating_point() for _, tensor in tensors_of(arguments))
         try:
@@ -279,7 +309,8 @@ LOOK_AT: Mapping[str, str] = {
     "precision": "the types of what the kernel computes with",
     "nans": "maxima, minima and comparisons: sgl::max keeps NaN; row.max, fmaxf and std::max lose it. An op that loses "
     'it for a reason says so beside its reference: my_op.drops_nan = "why". For 100, look at exp, which overflows',
-    "samples": "the function that yields the samples",
+    "samples": "the function that yields the samples. Where an argument has no other value, the reference says it: "
+    'my_op.as_sampled = {"size": "the kernel has one size"}',
 }
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
 
@@ -323,11 +354,6 @@ def _look(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)} with strides {list(value.stride())}"
-
-
-def _without_strides_of_nothing(tensor: torch.Tensor) -> torch.Tensor:
-    """PyTorch 2.13 computes a negative size from the strides of an empty view, where it copies one for a graph."""
-    return tensor if tensor.numel() > 0 else tensor.new_empty(tensor.shape)
 
 
 def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
-from .memory import map_tensors, memory_of, tensors_of
+from sgljit_engines.agreement import map_tensors
+
+from .memory import memory_of, tensors_of
 
 Arguments = dict[str, Any]
 
+INTEGERS = (torch.int32, torch.int64)  # of indices, which other values would lead elsewhere
 LARGEST = 1 << 18  # elements of a tensor of another size
 SIZES = (0, 1, 2, 3, *(2**power + step for power in range(2, 13) for step in (-1, 0, 1)))
 
@@ -61,7 +64,7 @@ def layouts(arguments: Mapping[str, Any], mutates: Collection[str]) -> Iterator[
             and not tensor.is_pinned()
             and tensor.numel() > 0
             and tensor.dim() in dimensions
-            and (keeps_values or (name not in mutates and not _is_index(tensor)))
+            and (keeps_values or (name not in mutates and tensor.dtype not in INTEGERS))
         }
         for name, tensor in chosen.items():
             yield f"{name} with {text}", {**arguments, name: tensor}
@@ -77,7 +80,7 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
     ``LARGEST`` elements, nor on the CPU more than 1025 rows, which take Triton's interpreter minutes. A sample with
     indices or addresses has none: they would lead elsewhere.
     """
-    resizable = [s for s in samples if not any(_is_index(t) or memory_of(t) is not t for _, t in tensors_of(s))]
+    resizable = [s for s in samples if not any(t.dtype in INTEGERS or memory_of(t) is not t for _, t in tensors_of(s))]
     for number, new in enumerate(SIZES):
         for sample in resizable if new < 2 else resizable[number % len(resizable) :][:1] if resizable else ():
             shapes = [tensor.shape for _, tensor in tensors_of(sample)]
@@ -103,7 +106,3 @@ def _resized(news: Mapping[int, int], value: torch.Tensor) -> torch.Tensor:
         if size in news:
             chosen = chosen.index_select(dimension, torch.arange(news[size], device=value.device) % size)
     return chosen.view(value.dtype)
-
-
-def _is_index(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.int32, torch.int64)

@@ -6,10 +6,12 @@ them, behind them and between their elements are a known pattern.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from sgljit_engines.agreement import map_tensors, span, tensors_in
 
 GUARD = 1024  # bytes at each end
 NANS = 0xFF  # NaN in every floating dtype, -1 in the others
@@ -18,17 +20,7 @@ OTHER = 0x3D
 
 def tensors_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors among arguments, those in lists too, each with its parameter's name."""
-    for name, value in arguments.items():
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, torch.Tensor):
-                yield name, one
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """A value with a function applied to its tensors, those in lists too."""
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(function, one) for one in value)
-    return function(value) if isinstance(value, torch.Tensor) else value
+    return ((name, one) for name, value in arguments.items() for one in tensors_in(value))
 
 
 def memory_of(value: Any) -> Any:
@@ -110,7 +102,7 @@ class _Block:
         first = group[0][1]
         storage = first.untyped_storage().data_ptr() if first.numel() else 0
         begin = min(tensor.data_ptr() for _, tensor in group)
-        self._size = max(tensor.data_ptr() + _span(tensor) for _, tensor in group) - begin
+        self._size = max(tensor.data_ptr() + span(tensor) for _, tensor in group) - begin
         self._shift = shift = guard + (begin - storage) % 512 if first.numel() else guard
         self.bytes = torch.empty(
             shift + self._size + guard, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
@@ -163,9 +155,3 @@ class _Block:
         if at >= self._shift + self._size:
             return f"the call writes behind {names}, from byte {at - self._shift - self._size} on"
         return f"the call writes between the elements of {names}, at byte {at - self._shift}"
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """The bytes from the first element to the end of the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize if tensor.numel() else 0

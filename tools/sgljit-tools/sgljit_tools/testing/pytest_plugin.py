@@ -172,7 +172,7 @@ class CheckItem(pytest.Item):
         except NotApplicable as reason:
             if self.check.name == "dry_run":
                 self._run.found[self.family] = f"CUDA: no kernel compiled, none run: {reason}"
-            pytest.skip(str(reason))
+            pytest.skip(f"{self.check.name}: {reason}")
         if found:
             self._run.found[self.family] = found
             self.user_properties.append(("found", found))

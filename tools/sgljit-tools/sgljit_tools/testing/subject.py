@@ -14,10 +14,10 @@ import torch
 
 from sgljit_core import Op
 from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
-from sgljit_engines.agreement import difference, same_bits
+from sgljit_engines.agreement import difference, map_tensors, same_bits
 from sgljit_tools.recording.process import note_call
 
-from .memory import Guarded, leading_to_copies, map_tensors, memory_of, tensors_of
+from .memory import Guarded, leading_to_copies, memory_of, tensors_of
 
 Arguments = dict[str, Any]
 
@@ -67,6 +67,14 @@ class Subject:
     @functools.cached_property
     def reference(self) -> Callable[..., Any]:
         return self._declared("reference")  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def as_sampled(self) -> Mapping[str, str]:
+        """The arguments that have no other values than the samples', and why: the reference says it."""
+        said: Mapping[str, Any] = getattr(self.reference, "as_sampled", {})
+        if not all(name in self.signature.parameters and str(why).strip() for name, why in said.items()):
+            raise Fault(f"{self.reference.__name__}.as_sampled is {said}: it must name arguments, each with a reason")
+        return said
 
     @functools.cached_property
     def samples(self) -> list[Arguments]:
@@ -189,9 +197,8 @@ class Subject:
 
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
-        for name, got, right in compared(guarded.arguments, result, wanted):
-            if text := difference(got, right):
-                raise Fault(f"{told}: {name} {text}")
+        if text := differing(guarded.arguments, result, wanted):
+            raise Fault(f"{told}: {text}")
         if damage := guarded.damage(self.op.mutates):
             raise Fault(f"{told}: {damage}")
 
@@ -203,6 +210,17 @@ def compared(
     written = [(name, map_tensors(memory_of, arguments.get(name)), value) for name, value in wanted[1].items()]
     for name, one, other in [*written, ("the result", result, wanted[0])]:
         yield from ((name, got, right) for got, right in pairs(one, other))
+
+
+def differing(arguments: Mapping[str, Any], result: Any, wanted: tuple[Any, dict[str, Any]]) -> str | None:
+    """Where the results of a call are not the reference's, in words; None where they are."""
+    narrow = [t.dtype for _, t in tensors_of(arguments) if t.is_floating_point() and t.itemsize == 2]
+    for name, got, right in compared(arguments, result, wanted):
+        # A reference that insists on its dtypes may round to that of its input, and the op the other way.
+        is_rounded = bool(narrow) and name in arguments and getattr(right, "dtype", None) == torch.float32
+        if text := difference(got, right, narrow[0] if is_rounded else None):
+            return f"{name} {text}"
+    return None
 
 
 def is_refusal(error: Exception) -> bool:

@@ -1,17 +1,19 @@
-"""Run the checks: of an op, or of a family."""
+"""What tests call: the checks of an op or of a family, and one device kernel by its name."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from sgljit_core import KernelFamily, Op, ops
+from sgljit_core import KernelFamily, Op, make_cpp_args, ops, paths
 from sgljit_core.families import loading
+from sgljit_core.jit import kernels
+from sgljit_core.load.cubin import Cubin
 from sgljit_tools.errors import NoDeviceError
 
 from .checks import CHECKS, LOOK_AT, ON_CUDA
@@ -101,7 +103,7 @@ def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[C
         for device in devices:
             yield from _checks_of(op, device)
     for check, function in FAMILY_CHECKS.items():
-        yield Check(check, family.name, "", "", partial(function, family))
+        yield Check(check, family.name, "", "", functools.partial(function, family))
 
 
 @functools.lru_cache(maxsize=8)
@@ -128,7 +130,7 @@ def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
     for name, check in CHECKS.items():
         if (device.type == "cpu" and name in ON_CUDA) or (not has_calls and name != "signatures"):
             continue
-        yield Check(name, str(subject), device.type, op.place, partial(check, subject))
+        yield Check(name, str(subject), device.type, op.place, functools.partial(check, subject))
 
 
 def _run(checks: Iterable[Check]) -> None:
@@ -136,3 +138,21 @@ def _run(checks: Iterable[Check]) -> None:
     for check in checks:
         with contextlib.suppress(NotApplicable):
             check.run()
+
+
+def build_variant(
+    family: KernelFamily, file: str, kernel: str, *args: Any, build_directory: str | Path | None = None
+) -> Cubin:
+    """A device kernel for the current target, from the cache or made now. Needs no GPU. Raises as ``load_jit`` does.
+
+    >>> with override_cuda_arch(9, 0):
+    ...     build_variant(FAMILY, "rmsnorm.cuh", "rmsnorm::kernel", 4096, True, torch.bfloat16)
+
+    Args:
+        file: the device file, relative to the family's ``csrc``.
+        kernel: the kernel's name, with its namespace.
+        args: its template arguments, as the host part passes them; ``make_cpp_args`` lists their types.
+        build_directory: the root of the cache, as in ``load_jit``.
+    """
+    sources = kernels.Sources(family.name, family.csrc, paths.build_root(build_directory))
+    return kernels.build_kernel(sources, file, f"{kernel}<{make_cpp_args(*args)}>" if args else kernel)

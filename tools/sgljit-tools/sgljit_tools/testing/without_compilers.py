@@ -6,12 +6,13 @@ A process of its own calls each op in a fork: once as it is, and once with an em
 from __future__ import annotations
 
 import functools
-import logging
+import logging.handlers
 import multiprocessing
 import re
 import shutil
 import subprocess
-from concurrent.futures import ProcessPoolExecutor
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +31,10 @@ from .subject import Fault, conditions
 def code_of(family: str) -> tuple[list[str], list[str], int]:
     """The faults where nothing may be compiled, the libraries that share statics, and how many artifacts ops load."""
     empty = {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
+    call = functools.partial(_answers, family)
     try:
-        usual = in_a_process(functools.partial(_answers, family))
-        forbidden = in_a_process(functools.partial(_answers, family), **empty)
+        with ThreadPoolExecutor(2) as both:
+            usual, forbidden = both.map(lambda given: in_a_process(call, **given), ({}, empty))
     except RecordingError as error:
         raise Fault(str(error)) from error
     faults = []
@@ -52,19 +54,6 @@ class _Answer(NamedTuple):
     shared: list[str]
     failed: int
     error: str
-
-
-class _Loaded(logging.Handler):
-    """The artifacts that were loaded, by the log: their builds and directories."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.found: list[tuple[str, Path]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        data: dict[str, Any] = getattr(record, "sgljit", {})
-        if data.get("event") == "loaded":
-            self.found.append((data["build"], Path(data["directory"])))
 
 
 def unique_symbols(library: Path) -> list[str]:
@@ -101,7 +90,7 @@ def _answers(family: str) -> list[_Answer]:
 def _answer(family: str, name: str) -> _Answer:
     """Call an op with a sample."""
     op = loading.load(family).declared()[name]
-    handler = _Loaded()
+    handler = logging.handlers.BufferingHandler(sys.maxsize)
     logging.getLogger("sgljit").addHandler(handler)
     text = "" if op.samples is not None else "it has no samples"
     with conditions():
@@ -111,6 +100,8 @@ def _answer(family: str, name: str) -> _Answer:
                 op.function(**sample)
         except Exception as error:  # noqa: BLE001 - it is the answer
             text = f"{type(error).__name__}: {error}"
-    libraries = [(build, unique_symbols(file)) for build, place in handler.found for file in place.glob("*.so")]
+    events: list[dict[str, Any]] = [record.sgljit for record in handler.buffer if hasattr(record, "sgljit")]
+    loaded = [(event["build"], Path(event["directory"])) for event in events if event["event"] == "loaded"]
+    libraries = [(build, unique_symbols(file)) for build, place in loaded for file in place.glob("*.so")]
     shared = [f"{build}: {', '.join(names)}" for build, names in libraries if names]
-    return _Answer(name, len(handler.found), shared, stats().builds.get("failed", 0), text)
+    return _Answer(name, len(loaded), shared, stats().builds.get("failed", 0), text)

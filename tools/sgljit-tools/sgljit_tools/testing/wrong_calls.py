@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from sgljit_core.errors import SgljitError, TensorMatchError
+from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
-from sgljit_engines.agreement import difference
+from sgljit_engines.agreement import map_tensors
 from sgljit_tools.recording.process import CrashedError, Worker
 from sgljit_tools.recording.tensors import NO_RESERVE, Shaped
 
-from .memory import Guarded, map_tensors, memory_of, tensors_of
-from .subject import Arguments, Fault, NotApplicable, Subject, compared, conditions, described, is_refusal
+from .layouts import INTEGERS
+from .memory import Guarded, memory_of, tensors_of
+from .subject import Arguments, Fault, NotApplicable, Subject, conditions, described, differing, is_refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-INTEGERS = (torch.int32, torch.int64)
+
 # Other widths, the same width and another kind; a host part compiles for each that it takes, so these are few.
 _OTHERS = {
     torch.float16: (torch.bfloat16, torch.float32),
@@ -33,18 +34,20 @@ _OTHERS = {
     torch.int32: (torch.float32, torch.int64),
     torch.int64: (torch.float64, torch.int32),
 }
+# The other value of a float is of its order, and never too small to matter.
+_NUMBERS: dict[type, Callable[[Any], Any]] = {float: lambda v: [round(v / 2 + 0.11, 9)], int: lambda v: [v + 1, 0, -1]}
 _WIDE = 1 << 16  # bytes around a tensor whose size or dtype an op may take for another
 _FAR = (1 << 30) + 64  # elements between rows: the third begins behind 2**31
 _SPLITTING = Worker(SGLJIT_SPLIT_ALWAYS="1")  # starts with its first call
-_MOST_CALLS = 4  # samples that are changed in every way
+_FEWEST = 4  # samples that are changed in every way, where there are as many
 
 
 def arguments(subject: Subject) -> None:
     """A tensor of another dtype, size, rank or device, or another number, is refused or gives the right result."""
     for sample in _few(subject):
-        for name, value in ((n, v) for n, v in sample.items() if isinstance(v, float)):
-            number = round(value / 2 + 0.11, 9)  # of the order of the sample's, and never too small to matter
-            _judge(subject, f"{name} made {number}", {**sample, name: number})
+        for name, value in ((n, v) for n, v in sample.items() if type(v) in _NUMBERS and n not in subject.as_sampled):
+            for number in _NUMBERS[type(value)](value):
+                _judge(subject, f"{name} made {number}", {**sample, name: number})
         for name, tensor in plain(sample):
             for text, changed in _changes(tensor):
                 # Rows may have any number of dimensions before them, which no reference needs to take.
@@ -62,8 +65,7 @@ def overlaps(subject: Subject) -> None:
         for name, written in (pair for pair in tensors if pair[0] in subject.op.mutates):
             if written.dim() > 1 and len(written) > 1 and written[0].numel() > 1:
                 found = True
-                rows = written[:1].clone().expand_as(written)
-                _require_refusal(subject, name, {**sample, name: rows})
+                _require_refusal(subject, name, {**sample, name: written[:1].clone().expand_as(written)})
             for other, read in (pair for pair in tensors if pair[0] != name and pair[1].dtype == written.dtype):
                 for shift in dict.fromkeys((1, read.shape[-1], -1, -read.shape[-1])):
                     if abs(shift) < read.numel():
@@ -111,7 +113,7 @@ def samples(subject: Subject) -> None:
     """The samples are on the device that they are asked for, and bring each floating dtype and more than one value."""
     if not _follow_the_device(subject.op.samples):
         raise Fault("samples yields tensors of the CPU for every device: pass the device to all that makes a tensor")
-    for name, one in subject.signature.parameters.items():
+    for name, one in ((n, p) for n, p in subject.signature.parameters.items() if n not in subject.as_sampled):
         passed = [sample.get(name, one.default) for sample in subject.samples]
         is_optional = one.default is None and "Tensor" in str(one.annotation)
         kinds = {value if isinstance(value, int) else value is None for value in passed}
@@ -125,6 +127,8 @@ def samples(subject: Subject) -> None:
         changed = {n: map_tensors(lambda t: t.to(dtype) if t.dtype in FLOATS else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
         if _judge(subject, f"all in {_name(dtype)}", changed) and len(dtypes) == 1:
             raise Fault(f"every sample is {_name(*dtypes)}, and the op takes {_name(dtype)}: bring it, or refuse it")
+    if told := "; ".join(f"{name} is as in the samples: {why}" for name, why in subject.as_sampled.items()):
+        raise NotApplicable(told)
 
 
 def _follow_the_device(samples: Callable[..., Any]) -> bool:
@@ -213,10 +217,8 @@ def _refuses_other_device(subject: Subject, sample: Arguments, name: str) -> Non
     told = f"{name} on a CUDA device, the others on the CPU: {described(sample)}"
     try:
         subject.op.function(**passed)
-    except (TensorMatchError, AttributeError, TypeError):  # a body in Python takes tensors of PyTorch alone
-        return
     except Exception as error:
-        if isinstance(error, ValueError) and not isinstance(error, SgljitError):
+        if is_refusal(error) or isinstance(error, AttributeError | TypeError):  # a body in Python takes PyTorch's alone
             return
         raise Fault(f"{told}: it is not refused, and fails later: {type(error).__name__}: {error}") from error
     raise Fault(f"{told}: the op takes it")
@@ -260,9 +262,8 @@ def _judge_far(subject: Subject, sample: Arguments, names: tuple[str, ...]) -> N
         if is_refusal(error):
             return
         raise Fault(f"{told}: the op raises {type(error).__name__}: {error}") from error
-    for name, made, right in compared(far, result, wanted):
-        if text := difference(made, right):
-            raise Fault(f"{told}: {name} {text}; a product of a row and a stride must be an int64")
+    if text := differing(far, result, wanted):
+        raise Fault(f"{told}: {text}; a product of a row and a stride must be an int64")
 
 
 def _sharing(read: torch.Tensor, written: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -289,10 +290,12 @@ def _require(condition: bool, otherwise: str) -> None:
 
 
 def _few(subject: Subject) -> list[Arguments]:
-    """Samples that differ in what is passed, or else in dtype; of several rows where there are such."""
+    """A sample of each combination of options, and others where these are few; none of them empty."""
     full = [one for one in _without_addresses(subject) if all(tensor.numel() > 0 for _, tensor in tensors_of(one))]
-    kinds = {tuple(name for name, value in one.items() if value is None): one for one in reversed(full)}
-    return [*kinds.values(), *(one for one in full if not any(one is kind for kind in kinds.values()))][:_MOST_CALLS]
+    options = [tuple((n, v) for n, v in one.items() if v is None or isinstance(v, bool | str)) for one in full]
+    kinds = dict(zip(reversed(options), reversed(full), strict=True))
+    others = (one for one in full if not any(one is kind for kind in kinds.values()))
+    return [*kinds.values(), *others][: max(_FEWEST, len(kinds))]
 
 
 def plain(sample: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
