@@ -143,6 +143,18 @@ def test_a_number_of_experts_that_changes_stays(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_number_of_chosen_that_changes_stays(form):
+    class Many(form):
+        def best(self, x):
+            return torch.topk(x, x.shape[0])
+
+    inputs = given(tokens=6)
+    torch._dynamo.mark_dynamic(inputs[0], 0)
+    record, _ = check(Many(), None, inputs)
+    assert not record.left
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("option", [{"dim": 0}, {"largest": False}, {"sorted": False}])
 def test_another_choice_stays(form, option):
     class Other(form):
