@@ -160,7 +160,6 @@ def _divided(values: fx.Node) -> fx.Node | None:
 
 def _reduces(node: Any, target: Any, x: Any) -> bool:
     """Whether a node reduces the rows of a value to a column."""
-    if not is_call(node, target) or node.kwargs or len(args(node)) != 3:
+    if not is_call(node, target) or node.kwargs:
         return False
-    source, dims, keeps = args(node)
-    return source is x and list(dims) in ([-1], [1]) and keeps is True
+    return args(node)[0] is x and args(node)[1:] in (([-1], True), ([1], True))

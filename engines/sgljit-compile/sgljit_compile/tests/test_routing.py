@@ -203,37 +203,57 @@ class Powers(Router):
 class Differences(Router):
     """The steps of a softmax, one by one."""
 
-    peak, total = -1, -1
+    def peak(self, logits):
+        return logits.amax(-1, keepdim=True)
 
     def shifted(self, logits, peak):
         return logits - peak
 
-    def of(self, logits):
-        return logits
-
     def power(self, shifted):
         return shifted.exp()
+
+    def total(self, powers):
+        return powers.sum(-1, keepdim=True)
 
     def divided(self, powers, total):
         return powers / total
 
     def probabilities(self, logits):
         logits = logits.float()
-        powers = self.power(self.shifted(logits, self.of(logits).amax(self.peak, keepdim=True)))
-        return self.divided(powers, powers.sum(self.total, keepdim=True))
+        powers = self.power(self.shifted(logits, self.peak(logits)))
+        return self.divided(powers, self.total(powers))
 
 
 class OfAnother(Differences):
-    def of(self, logits):
-        return logits + 1
+    def peak(self, logits):
+        return (logits + 1).amax(-1, keepdim=True)
 
 
 class PeakOfTokens(Differences):
-    peak = 0
+    def peak(self, logits):
+        return logits.amax(0, keepdim=True)
+
+
+class PeakOfAll(Differences):
+    def peak(self, logits):
+        return logits.amax()
 
 
 class SumOfTokens(Differences):
-    total = 0
+    def total(self, powers):
+        return powers.sum(0, keepdim=True)
+
+
+class SumAsARow(Differences):
+    """For as many tokens as experts."""
+
+    def total(self, powers):
+        return powers.sum(-1)
+
+
+class SumInBfloat16(Differences):
+    def total(self, powers):
+        return powers.sum(-1, keepdim=True, dtype=torch.bfloat16)
 
 
 class Doubled(Differences):
@@ -284,7 +304,10 @@ class Ranked(Router):
         Powers,
         OfAnother,
         PeakOfTokens,
+        PeakOfAll,
         SumOfTokens,
+        SumAsARow,
+        SumInBfloat16,
         Doubled,
         Sums,
         Sigmoids,
@@ -444,12 +467,17 @@ class ByTokens(Router):
         return values / values.sum(0, keepdim=True)
 
 
+class ByRoundedSum(Router):
+    def divide(self, values):
+        return values / values.sum(-1, keepdim=True, dtype=torch.bfloat16)
+
+
 class TurnedOver(Router):
     def divide(self, values):
         return values.sum(-1, keepdim=True) / values
 
 
-@pytest.mark.parametrize("form", [Kept, KeptSum, Epsilon, ByTokens, TurnedOver])
+@pytest.mark.parametrize("form", [Kept, KeptSum, Epsilon, ByTokens, ByRoundedSum, TurnedOver])
 def test_another_division_stays_behind_the_op(form):
     _, graph = check(form(), inputs=given(tokens=K))
     (call,) = (node for node in graph.graph.nodes if "gating_output" in node.kwargs)
