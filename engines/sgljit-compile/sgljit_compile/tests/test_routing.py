@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import softmax
 
 import sgljit_compile
+from sgljit_compile.records import Graph
+from sgljit_compile.rewriting import rewrite
 
 from .tiny import EVERYWHERE, seen
 
@@ -168,6 +172,16 @@ def test_another_choice_stays(form, option):
     module.options = {"dim": -1, **option}
     record, _ = check(module, None, given(tokens=EXPERTS))
     assert not record.left
+
+
+@pytest.mark.parametrize("named", [{}, {"largest": False}])
+def test_options_by_their_names_stay(named):
+    """torch writes none so; a pass of the user's own may."""
+    module = make_fx(Router().forward, decomposition_table=select_decomp_table(), tracing_mode="fake")(*given())
+    (node,) = (node for node in module.graph.nodes if node.target is aten.topk.default)
+    node.kwargs, record = named, Graph()
+    rewrite(module.graph, EVERYWHERE, record)
+    assert record.chains == ({} if named else {PART: 1})
 
 
 @pytest.mark.parametrize("form", FORMS)
