@@ -177,7 +177,12 @@ def test_another_choice_stays(form, option):
 @pytest.mark.parametrize("named", [{}, {"largest": False}])
 def test_options_by_their_names_stay(named):
     """torch writes none so; a pass of the user's own may."""
-    module = make_fx(Router().forward, decomposition_table=select_decomp_table(), tracing_mode="fake")(*given())
+    options = {"decomposition_table": select_decomp_table(), "tracing_mode": "fake"}
+
+    def choose(x, matrix):
+        return Router()(x, matrix)
+
+    module = make_fx(choose, **options)(*given())
     (node,) = (node for node in module.graph.nodes if node.target is aten.topk.default)
     node.kwargs, record = named, Graph()
     rewrite(module.graph, EVERYWHERE, record)
