@@ -547,7 +547,9 @@ def _with_an_offset(used: str, sampled: str, before: str = "") -> str:
 
 RIGHT["takes_a_number"] = _with_a_factor("factor")
 RIGHT["takes_an_integer"] = _with_an_offset("offset", "3, 5")
-RIGHT["says_why_an_integer_is_the_same"] = _with_an_offset("3", "3, 3", "reference.as_sampled = {'offset': 'one size'}")
+RIGHT["says_why_an_integer_is_the_same"] = _with_an_offset(  # ValueError for another
+    "3 + [3].index(offset)", "3, 3", "reference.as_sampled = {'offset': 'one size'}"
+)
 RIGHT["rounds_on_the_way_otherwise_than_its_reference"] = writing(
     """
     if x.dtype not in (torch.float16, torch.bfloat16) or out.dtype != torch.float32:
@@ -720,6 +722,18 @@ FAULTS |= {
     "an_integer_that_no_sample_varies": ("samples", _with_an_offset("offset", "3, 3")),
     "takes_any_integer": ("arguments", _with_an_offset("min(offset, 5)", "3, 5")),
     "takes_a_negative_integer": ("arguments", _with_an_offset("abs(offset)", "3, 5")),
+    "a_float32_result_wrong_by_four_units_of_float16": (
+        "results",
+        RIGHT["rounds_on_the_way_otherwise_than_its_reference"].replace("2**-11", "2**-8"),
+    ),
+    "a_float32_result_wrong_by_three_units_of_bfloat16": (
+        "results",
+        RIGHT["rounds_on_the_way_otherwise_than_its_reference"]
+        .replace("(torch.float16, torch.bfloat16):\n", "(torch.bfloat16,):\n")
+        .replace("2**-11", "0.025"),
+    ),
+    "no_reason_but_none": ("samples", _with_an_offset("offset", "3, 3", "reference.as_sampled = {'offset': None}")),
+    "names_without_reasons": ("samples", _with_an_offset("offset", "3, 3", "reference.as_sampled = ['offset']")),
     "one_value_for_no_reason": ("samples", _with_an_offset("offset", "3, 3", "reference.as_sampled = {'offset': ''}")),
     "one_value_of_no_parameter": ("samples", _with_an_offset("3", "3, 3", "reference.as_sampled = {'ofset': 'why'}")),
     "a_switch_that_every_sample_leaves": (

@@ -1,11 +1,11 @@
 """How does attention read keys and values that several heads of q share, without a copy for each of these?
 
 A model repeats the heads of its cache until k has as many as q: transformers does, where attention has a mask. A kernel
-of attention takes whole tensors, so the compiler writes the copies out, and a decode waits longer for them than for
-attention. PyTorch's attention by cuDNN takes fewer heads of k than of q: it gets those of the cache. The others do not.
-But attention knows no order of its rows, which are the tokens of a head of q. So the rows of all heads that share one
-of k become those of one head. With a mask this holds for a single token, as in a decode: several would need a mask for
-each head. A matrix product has no mask. The kernels stay PyTorch's.
+of attention takes whole tensors, so the compiler writes the copies out, and a decode waits for them.
+
+PyTorch's attention by cuDNN takes fewer heads of k than of q, and gets the cache itself. For the other kernels, the
+heads of q that share one of k become rows of one head, since rows have no order. With a mask they do so for one token,
+as in a decode: several would need a mask for each head. A matrix product has no mask. The kernels stay PyTorch's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import fx
 from .graphs import Editor, Refused, Values, args, aten, equal, is_call, is_known, number, replace, same_layout
 from .inductor import attention_op
 
-__all__ = ["ATTENTION", "PRODUCT", "group", "parts"]
+__all__ = ["ATTENTION", "PRODUCT", "Masks", "group", "parts"]
 
 ATTENTION, PRODUCT = "grouped attention", "grouped product"  # as ``explain`` calls them
 
@@ -67,28 +68,55 @@ def parts(graph: fx.Graph) -> list[tuple[str, fx.Node]]:
     return [(names[node.target], node) for node in graph.nodes if node.op == "call_function" and node.target in names]
 
 
-def group(graph: fx.Graph, part: str, node: fx.Node, masks: dict[Any, fx.Node]) -> bool:
+@dataclass
+class Masks:
+    """The masks of a graph, which its layers share.
+
+    Attributes:
+        written: by what computes a mask and its sizes, the node of the mask as a kernel takes it.
+        recipes: by node, a number of what computes it: the same for nodes that surely have the same value.
+        numbers: these numbers by what they stand for.
+    """
+
+    written: dict[Any, fx.Node] = field(default_factory=dict)
+    recipes: dict[fx.Node, int] = field(default_factory=dict)
+    numbers: dict[Any, int] = field(default_factory=dict)
+
+    def recipe(self, node: Any) -> Any:
+        """What computes a mask."""
+        if isinstance(node, (list, tuple)):
+            return tuple(map(self.recipe, node))
+        if not is_call(node, *_PURE):
+            return node
+        if node not in self.recipes:
+            named = tuple((name, self.recipe(x)) for name, x in sorted(node.kwargs.items()))
+            made = (node.target, self.recipe(node.args), named)
+            self.recipes[node] = self.numbers.setdefault(made, len(self.numbers))
+        return ("recipe", self.recipes[node])
+
+
+def group(graph: fx.Graph, part: str, node: fx.Node, masks: Masks) -> bool:
     """Let an attention or a product read keys and values without a copy for each head; whether it had copies.
 
     Args:
         graph: where the node is.
         part: ``ATTENTION`` or ``PRODUCT``.
         node: one of ``parts``.
-        masks: the masks that this function has made for the graph.
+        masks: those of the graph.
     """
     editor = Editor(graph, node)
-    made = dict(masks)
+    before = dict(masks.written)
     try:
-        results = _attention(editor, node, made) if part == ATTENTION else _product(editor, node)
+        results = _attention(editor, node, masks) if part == ATTENTION else _product(editor, node)
     except Refused:
         editor.undo()
+        masks.written = before
         return False
-    masks |= made
     replace(graph, results, [node, *_above(node)])
     return True
 
 
-def _attention(editor: Editor, node: fx.Node, masks: dict[Any, fx.Node]) -> dict[fx.Node, fx.Node]:
+def _attention(editor: Editor, node: fx.Node, masks: Masks) -> dict[fx.Node, fx.Node]:
     """The new nodes in the place of the results of an attention.
 
     Raises:
@@ -102,13 +130,15 @@ def _attention(editor: Editor, node: fx.Node, masks: dict[Any, fx.Node]) -> dict
     takes_more = any(not is_call(user, operator.getitem) or args(user)[1] != 0 for user in node.users)
     if takes_more or _given(node, form.dropout) or not {"scale", form.mask}.issuperset(node.kwargs):
         raise Refused("it drops values, or something takes more of it than its result")
+    if target in (_CUDNN, _EFFICIENT) and not all(_is_aligned(x.meta["val"]) for x in (keys, values)):
+        raise Refused("its rows do not begin at 16 bytes")
     is_causal, mask = bool(_given(node, form.is_causal)), _given(node, form.mask)
     if target is not _CUDNN:
         q, keys, values, mask = _folded(editor, (q, keys, values, mask), is_causal, masks)
     elif not _takes_fewer_heads((q, keys, values), is_causal):
         raise Refused("cuDNN does not take it")
     elif mask is not None and all(map(is_known, _shape(mask))):
-        mask = _written(editor, _recipe(mask), functools.partial(_same, mask), masks)
+        mask = _written(editor, masks.recipe(mask), functools.partial(_once, editor, mask), masks)
     if target is _EFFICIENT and mask is not None:
         mask = editor.call(aten.expand.default, mask, [*_shape(q)[:3], _shape(keys)[2]])
     new, named = [q, keys, values, *args(node)[3:]], dict(node.kwargs)
@@ -127,7 +157,7 @@ def _attention(editor: Editor, node: fx.Node, masks: dict[Any, fx.Node]) -> dict
 
 
 def _folded(
-    editor: Editor, given: tuple[fx.Node, fx.Node, fx.Node, Any], is_causal: bool, masks: dict[Any, fx.Node]
+    editor: Editor, given: tuple[fx.Node, fx.Node, fx.Node, Any], is_causal: bool, masks: Masks
 ) -> tuple[fx.Node, fx.Node, fx.Node, Any]:
     """q, k, v and the mask, where all rows of q that share a head of k are a sequence.
 
@@ -143,7 +173,7 @@ def _folded(
     rows = editor.call(aten.reshape.default, q, [batch * heads, 1, -1, size])
     sides = [editor.view(x, batch * heads, 1, length, _shape(x)[3]) for x in (keys, values)]
     if mask is not None:
-        mask = _mask(editor, mask, (batch, heads, _shape(q)[1] // heads, length), masks)
+        mask = _mask(editor, mask, (batch, heads, _shape(q)[1] // heads, length), _shape(q)[2], masks)
     return rows, sides[0], sides[1], mask
 
 
@@ -186,8 +216,20 @@ def _given(node: fx.Node, place: int | str) -> Any:
     return args(node)[place] if place < len(node.args) else None
 
 
-def _same(node: fx.Node) -> fx.Node:
-    return node
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether each row surely begins at a multiple of 16 bytes, as kernels read. The copies that go do."""
+    outer = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    steps = [tensor.storage_offset(), *(stride for size, stride in outer if not number(size, 1))]
+    return number(tensor.stride(3), 1) and equal([x * tensor.itemsize % 16 for x in steps], [0] * len(steps))
+
+
+def _once(editor: Editor, mask: fx.Node) -> fx.Node:
+    """A mask without the copies of an expanded dimension, which kernels broadcast."""
+    tensor = mask.meta["val"]
+    for dim in range(tensor.dim() - 2):
+        if number(tensor.stride(dim), 0):
+            mask = editor.call(aten.slice.Tensor, mask, dim, 0, 1)
+    return mask
 
 
 def _repeated(node: Any) -> fx.Node | None:
@@ -226,7 +268,7 @@ def _takes_fewer_heads(given: Iterable[fx.Node], is_causal: bool) -> bool:
     return _answers[key]
 
 
-def _mask(editor: Editor, mask: fx.Node, sizes: tuple[int, int, int, int], masks: dict[Any, fx.Node]) -> fx.Node:
+def _mask(editor: Editor, mask: fx.Node, sizes: tuple[int, int, int, int], tokens: int, masks: Masks) -> fx.Node:
     """A mask [batch or 1, heads or 1, 1, length] for rows that were heads: [batch * heads or 1, 1, heads each, length].
 
     Raises:
@@ -234,8 +276,8 @@ def _mask(editor: Editor, mask: fx.Node, sizes: tuple[int, int, int, int], masks
     """
     batch, heads, each, length = sizes
     tensor = mask.meta["val"]
-    if tensor.dim() != 4 or not equal(tensor.shape[2:], (1, length)):
-        raise Refused("its mask has another shape")
+    if tensor.dim() != 4 or tokens != 1 or not equal(tensor.shape[2:], (1, length)):
+        raise Refused("its mask has another shape, or is for several tokens")
     outer = zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
 
     def make() -> fx.Node:
@@ -245,25 +287,16 @@ def _mask(editor: Editor, mask: fx.Node, sizes: tuple[int, int, int, int], masks
         every = editor.call(aten.expand.default, mask, [batch, heads * each, 1, length])
         return editor.call(aten.reshape.default, every, [batch * heads, 1, each, length])
 
-    return _written(editor, (_recipe(mask), sizes), make, masks)
+    return _written(editor, (masks.recipe(mask), sizes), make, masks)
 
 
-def _written(editor: Editor, key: Any, make: Callable[[], fx.Node], masks: dict[Any, fx.Node]) -> fx.Node:
+def _written(editor: Editor, key: Any, make: Callable[[], fx.Node], masks: Masks) -> fx.Node:
     """A mask that the compiler writes out once. It would do so for each layer that takes it."""
-    if key not in masks:
+    if key not in masks.written:
         dense = editor.call(aten.clone.default, make(), memory_format=torch.contiguous_format)
         fake = dense.meta["val"]
-        masks[key] = editor.call(aten.as_strided.default, dense, list(fake.shape), list(fake.stride()))
-    return masks[key]
-
-
-def _recipe(node: Any) -> Any:
-    """What computes a mask: equal for nodes that surely have the same value."""
-    if isinstance(node, (list, tuple)):
-        return tuple(map(_recipe, node))
-    if not is_call(node, *_PURE):
-        return node
-    return (node.target, _recipe(node.args), tuple((name, _recipe(x)) for name, x in sorted(node.kwargs.items())))
+        masks.written[key] = editor.call(aten.as_strided.default, dense, list(fake.shape), list(fake.stride()))
+    return masks.written[key]
 
 
 def _above(node: fx.Node) -> Iterable[fx.Node]:

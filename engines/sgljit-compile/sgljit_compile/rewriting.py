@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import fx
 
@@ -104,7 +103,7 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
 def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Leave out the copies of keys and values for each head, on devices where the chains of heads are used."""
     devices = frozenset[str]().union(*(ops.get(op, ()) for op in HEADS.values()))
-    masks: dict[Any, fx.Node] = {}
+    masks = attention.Masks()
     for part, node in attention.parts(graph):
         tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
         if tensor.device.type in devices and attention.group(graph, part, node, masks):

@@ -21,13 +21,13 @@ _BIAS = 0.2  # units in the last place, off in the mean: 0 if rounded to nearest
 _ENOUGH = 1024  # elements, for a mean that is no accident
 
 
-def difference(got: Any, wanted: Any, dtype: torch.dtype | None = None) -> str | None:
+def difference(got: Any, wanted: Any, rounded: torch.dtype | None = None) -> str | None:
     """The difference between a result and the reference's, in words; None where they agree.
 
-    Floating tensors are compared in float64, with the tolerance of ``dtype``, by default that of ``got``, relative to
-    each element and to the mean magnitude of all, as sums of many terms cancel. In dtypes of 16 bits and less the
-    elements of a large tensor must also be right in the mean, to a fifth of a unit in the last place. Everything else
-    must be equal.
+    Floating tensors are compared in float64, with the tolerance of their dtype, relative to each element and to the
+    mean magnitude of all, as sums of many terms cancel. Where values of the dtype ``rounded`` were between, it is a
+    unit of that one. In dtypes of 16 bits and less the elements of a large tensor must also be right in the mean, to a
+    fifth of a unit in the last place. Everything else must be equal.
     """
     if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)):
         is_same = type(got) is type(wanted) and (got == wanted or (got != got and wanted != wanted))
@@ -35,7 +35,7 @@ def difference(got: Any, wanted: Any, dtype: torch.dtype | None = None) -> str |
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, and the reference's has {list(wanted.shape)}"
     got, wanted = (one.detach().cpu() for one in (got, wanted))
-    differs = _shares(got, wanted, dtype) > 1
+    differs = _shares(got, wanted, rounded) > 1
     if not differs.any():
         units = _bias(got, wanted)
         side = f"{abs(units):.2f} units in the last place {'above' if units > 0 else 'below'} the reference's"
@@ -68,7 +68,7 @@ def same_bits(first: Any, second: Any) -> bool:
     return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
 
 
-def _shares(got: torch.Tensor, wanted: torch.Tensor, tolerated: torch.dtype | None = None) -> torch.Tensor:
+def _shares(got: torch.Tensor, wanted: torch.Tensor, rounded: torch.dtype | None = None) -> torch.Tensor:
     """The error of each element, as a share of what is allowed; infinite where one of two is no number."""
     dtype = got.dtype
     if dtype not in TOLERANCES:
@@ -77,7 +77,8 @@ def _shares(got: torch.Tensor, wanted: torch.Tensor, tolerated: torch.dtype | No
     finite = wanted[wanted.isfinite()].abs()
     mean = float(finite.mean()) if finite.numel() else 0.0
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    found = (got - wanted).abs() / (TOLERANCES[tolerated or dtype] * (wanted.abs() + mean) + least)
+    limit = TOLERANCES[dtype] if rounded is None else torch.finfo(rounded).eps
+    found = (got - wanted).abs() / (limit * (wanted.abs() + mean) + least)
     same = (got == wanted.to(dtype).double()) | (got.isnan() & wanted.isnan())
     return found.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill_(same, 0.0)
 

@@ -124,6 +124,14 @@ def test_several_tokens_with_a_mask_keep_their_copies(kind):
     assert len(copies(graph)) == 2
 
 
+@pytest.mark.parametrize("kind", ["one", "sequence", "head"])
+@pytest.mark.parametrize("tokens", [2, HEADS // KV_HEADS])
+def test_several_tokens_with_one_mask_keep_their_copies(kind, tokens):
+    """A mask of padding is [batch, 1, 1, length], for however many tokens."""
+    graph = check(Attention(), [*given(tokens=tokens), mask_of(kind)], {})
+    assert len(copies(graph)) == 2
+
+
 @pytest.mark.parametrize("form", [Attention, Products])
 def test_several_tokens_without_a_mask(form):
     graph = check(form(), given(tokens=3), {attention.ATTENTION: 1} if form is Attention else {attention.PRODUCT: 2})
@@ -195,22 +203,28 @@ def test_it_stays_where_chains_of_heads_are_off(ops):
     check(Attention(), [*given(), mask_of("one")], {}, ops=ops)
 
 
-def on_cuda(name, tokens=1, mask=(1, 1), takes=True):
+def on_cuda(name, tokens=1, mask=(1, 1), takes=True, cache=None, heads=None):
     """A graph for a GPU after the pass, without one: torch computes shapes alone. Its kernel of attention, and more.
 
     Args:
         takes: what torch says of cuDNN with fewer heads of k.
+        cache: the sizes of the cache of k, of which the keys are a part.
+        heads: heads that the mask is expanded to.
     """
     target = attention_op(name)
 
     def decode(q, keys, values, mask):
         each = HEADS // KV_HEADS
+        keys = keys.narrow(2, 0, LENGTH).narrow(3, 0, SIZE) if cache else keys
+        mask = mask.expand(-1, heads, -1, -1) if heads else mask
         return target(q, repeated(keys, each), repeated(values, each), mask, False, scale=0.25)[0] * 1
 
     options = {"dtype": torch.bfloat16, "device": "cuda"}
     with FakeTensorMode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "_takes_fewer_heads", lambda _given, _is_causal: takes)
         inputs = [torch.empty(x.shape, **options) for x in given(tokens=tokens)]
+        if cache:
+            inputs[1] = torch.empty(2, KV_HEADS, *cache, **options)
         inputs.append(torch.empty(*mask, tokens, LENGTH, **options))
         module = make_fx(decode, decomposition_table=select_decomp_table())(*inputs)
         module.graph.eliminate_dead_code()
@@ -248,6 +262,32 @@ def test_another_kernel_gets_rows_in_the_place_of_heads(mask):
     shapes = [tuple(node.meta["val"].shape) for node in call.args[:4]]
     keys = (2 * KV_HEADS, 1, LENGTH, SIZE)
     assert shapes == [(2 * KV_HEADS, 1, each, SIZE), keys, keys, (2 * KV_HEADS, 1, each, LENGTH)]
+
+
+@pytest.mark.parametrize("name", ["cudnn_attention", "efficient_attention"])
+@pytest.mark.parametrize(("cache", "is_aligned"), [((LENGTH, SIZE + 1), False), ((LENGTH, SIZE + 8), True)])
+def test_a_cache_whose_rows_are_not_aligned_keeps_its_copies(name, cache, is_aligned):
+    """Kernels read 16 bytes at once: of such a cache they raise an error that ends CUDA for the process."""
+    _, record, module = on_cuda(name, cache=cache)
+    assert record.chains == ({attention.ATTENTION: 1} if is_aligned else {})
+    assert len(copies(module)) == (0 if is_aligned else 2)
+
+
+def test_a_mask_that_was_expanded_is_not_written_for_each_head():
+    call, _, _ = on_cuda("cudnn_attention", tokens=3, heads=HEADS)
+    assert call.args[3].meta["val"].shape == (1, 1, 3, LENGTH)
+
+
+def test_a_mask_of_many_steps_takes_no_time():
+    """Each step takes the one before twice: as text it has 2 ** 64 of them."""
+
+    class Deep(Attention):
+        def forward(self, q, keys, values, mask):
+            for _ in range(64):
+                mask = torch.where(mask > 0, mask, mask)
+            return super().forward(q, keys, values, mask)
+
+    check(Deep(), [*given(), mask_of("sequence").clamp(min=-2)], {attention.ATTENTION: 1})
 
 
 def test_another_kernel_with_several_tokens_keeps_its_copies():

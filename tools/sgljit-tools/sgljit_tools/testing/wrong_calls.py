@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sgljit_core.errors import SgljitError
+from sgljit_core.errors import SgljitError, TensorMatchError
 from sgljit_core.families import loading
 from sgljit_engines.agreement import map_tensors
 from sgljit_tools.recording.process import CrashedError, Worker
@@ -218,7 +218,9 @@ def _refuses_other_device(subject: Subject, sample: Arguments, name: str) -> Non
     try:
         subject.op.function(**passed)
     except Exception as error:
-        if is_refusal(error) or isinstance(error, AttributeError | TypeError):  # a body in Python takes PyTorch's alone
+        # A body in Python takes PyTorch's tensors alone. That there is no GPU is no refusal.
+        is_own = isinstance(error, ValueError) and not isinstance(error, SgljitError)
+        if is_own or isinstance(error, TensorMatchError | AttributeError | TypeError):
             return
         raise Fault(f"{told}: it is not refused, and fails later: {type(error).__name__}: {error}") from error
     raise Fault(f"{told}: the op takes it")
