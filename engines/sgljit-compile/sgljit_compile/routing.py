@@ -116,8 +116,7 @@ def _around(topk: fx.Node) -> Routing | None:
         gates, (weights, inner), renormalizes = given[0], after, True
     else:
         return None
-    tensor = gates.meta["val"]
-    if tensor.dtype not in DTYPES or not is_known(tensor.shape[1]):
+    if not is_known(gates.meta["val"].shape[1]):
         return None
     return Routing(topk, given[1], gates, weights, ids, renormalizes, inner | {topk, values, ids, weights})
 
@@ -141,12 +140,11 @@ def _softmax(node: Any) -> tuple[fx.Node, frozenset[fx.Node]] | None:
 
 def _softmax_of(values: fx.Node) -> tuple[fx.Node, frozenset[fx.Node]] | None:
     """The softmax by rows of a value, in float32, and the nodes between."""
-    wide = next((user for user in values.users if is_call(user, convert)), values)
-    node = wide
+    node = next((user for user in values.users if is_call(user, convert)), values)
     for target in (aten.sub.Tensor, aten.exp.default, aten.div.Tensor):
         node = next((user for user in node.users if is_call(user, target)), node)
     found = _softmax(node)
-    return (node, found[1] | {wide}) if found is not None and found[0] is wide else None
+    return None if found is None else (node, found[1] | {found[0]})
 
 
 def _divided(values: fx.Node) -> fx.Node | None:

@@ -302,6 +302,16 @@ class Inverse(Differences):
         return total / powers
 
 
+class InFloat64(Router):
+    def probabilities(self, logits):
+        return softmax(logits.double(), dim=-1)
+
+
+class OfTheChosenInFloat64(OfTheChosen):
+    def scores(self, values):
+        return softmax(values.double(), dim=-1)
+
+
 class Scaled(OfTheChosen):
     def scores(self, values):
         return softmax(values * 2, dim=-1)
@@ -332,6 +342,8 @@ class Ranked(Router):
         Sigmoids,
         SumOfOthers,
         Inverse,
+        InFloat64,
+        OfTheChosenInFloat64,
         Scaled,
         Ranked,
     ],
@@ -363,7 +375,8 @@ def test_gates_in_float64():
     (call,) = (node for node in graph.graph.nodes if "gating_output" in node.kwargs)
     assert call.kwargs["gating_output"].meta["val"].dtype == torch.float32
     check(OfTheChosen(), None, inputs)
-    check(InFloat32(), None, inputs)
+    record, _ = check(InFloat32(), None, inputs)
+    assert record.left == {(PART, REFUSED): 1}
 
 
 def test_gates_in_another_layout_stay():
@@ -383,13 +396,18 @@ def test_gates_may_be_a_part_of_something():
     check(Part())
 
 
-def test_gates_with_more_dimensions_stay():
-    class Batched(Router):
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("index", [0, None])
+def test_gates_with_fewer_or_more_dimensions_stay(form, index):
+    class Batched(form):
         def forward(self, x, matrix):
-            return self.choose((x @ matrix)[None])
+            return self.choose((x @ matrix)[index])
 
-    check(Batched(), None)
-    check(type("Chosen", (Batched, InFloat32), {})(), None)
+    module = Batched()
+    if isinstance(module, OfTheChosen):
+        module.scores = lambda values: softmax(values, dim=-1)
+    record, _ = check(module, None)
+    assert not record.left
 
 
 @pytest.mark.parametrize("form", FORMS)
