@@ -45,7 +45,7 @@ _MOST = 65535  # sequences of a call: blocks of a launch in one dimension
 _ROWS = 64  # of the tensors that PyTorch is asked about
 
 _RESHAPES = (aten.reshape.default, aten.view.default)
-# What a mask is made of: the same calls of these have the same value.
+# The calls that make a mask: the same ones have the same value.
 _PURE = (
     *_RESHAPES,
     aten.where.self,
@@ -83,7 +83,7 @@ class Masks:
     numbers: dict[Any, int] = field(default_factory=dict)
 
     def recipe(self, node: Any) -> Any:
-        """What computes a mask."""
+        """A key of the calls that make a mask."""
         if isinstance(node, (list, tuple)):
             return tuple(map(self.recipe, node))
         if not is_call(node, *_PURE):

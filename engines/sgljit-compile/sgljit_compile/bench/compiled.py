@@ -45,7 +45,7 @@ TINY = {
     }
 }
 
-# What a type of models has beside it.
+# Sizes of a type of models beside these.
 SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 2048, "head_dim": 64},

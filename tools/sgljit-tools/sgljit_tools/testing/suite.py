@@ -1,4 +1,4 @@
-"""What tests call: the checks of an op or of a family, and one device kernel by its name."""
+"""Which functions do tests call? The checks of an op or of a family, and one device kernel by its name."""
 
 from __future__ import annotations
 
