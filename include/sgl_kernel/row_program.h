@@ -710,6 +710,8 @@ inline sgl::RowShape shape_of(
   // of pairs, such as the heads of few tokens, let it come early: so they were measured.
   const bool is_small = vectors <= kWarp && segment.paired == 0;
   layout.triggers_first = layout.triggers_first && row.triggers_first && !is_small && !segment.has_list;
+  // A warp for a row of groups reads and writes little: larger blocks are fewer to start.
+  if (segment.has_groups && row.threads_per_row == kWarp) row.block_threads = 2 * kBlock;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
   return {
       row.is_resident() ? static_cast<unsigned>(segment.columns) : 0,
@@ -733,6 +735,14 @@ inline void choose_registers(
   };
   bool is_bound = true, has_two = true;  // of segments that are held
   std::int64_t least = 3;  // a multiprocessor does well with three rows: one waits, one is reduced, one is stored
+  // Rotations of more rows than the chip has room for, twice: with three quarters of its threads enough loads are under
+  // way. The compiler would take registers for fewer; where others share the block, these are too few for it.
+  bool are_pairs = layout.block_threads == kWarps;
+  std::int64_t threads = 0;
+  for (int i = 0; i < num_segments; ++i) {
+    are_pairs = are_pairs && segments[i].is_neox && !segments[i].has_sums;
+    threads += segments[i].num_rows * shapes[i].threads;
+  }
   for (int i = 0; i < num_segments; ++i) {
     const auto& segment = segments[i];
     auto& shape = shapes[i];
@@ -754,6 +764,8 @@ inline void choose_registers(
     is_bound = is_bound && shape.columns != 0 && held <= 8;
     if (blocks < least) least = blocks;
   }
+  if (are_pairs && threads >= 2LL * chip.num_sms * chip.threads_per_sm)
+    layout.least_blocks = static_cast<unsigned>(chip.threads_per_sm * 3 / 4 / layout.block_threads);
   if (is_bound && !layout.holds_for_all) layout.least_blocks = static_cast<unsigned>(least);
   if (is_bound && layout.holds_for_all && has_two) layout.least_blocks = 2;
 }
