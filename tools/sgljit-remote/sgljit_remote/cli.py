@@ -59,12 +59,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _new_key(given: argparse.Namespace) -> int:
-    if given.days is not None and not 0 < given.days <= _MOST_DAYS:
-        raise ConfigError(f"--days takes a number from 1 to {_MOST_DAYS}; got {given.days}")
-    until = datetime.now(timezone.utc).date() + timedelta(days=given.days) if given.days else None
-    public = signing.new_key(given.file, until)
-    print(f"wrote {given.file}, which signs (keep it secret), and {public}, which others name in SGLJIT_TRUSTED_KEYS")
+    print(new_key(given.file, given.days))
     return 0
+
+
+def new_key(file: Path, days: int | None) -> str:
+    """Make a key that is valid for so many days, or without end; what to say. Raises ConfigError and KeyFileError."""
+    if days is not None and not 0 < days <= _MOST_DAYS:
+        raise ConfigError(f"--days takes a number from 1 to {_MOST_DAYS}; got {days}")
+    until = datetime.now(timezone.utc).date() + timedelta(days=days) if days else None
+    public = signing.new_key(file, until)
+    return f"wrote {file}, which signs (keep it secret), and {public}, which others name in SGLJIT_TRUSTED_KEYS"
 
 
 def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:

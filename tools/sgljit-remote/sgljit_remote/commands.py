@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import runpy
 import sys
 from collections.abc import Callable
@@ -101,6 +102,21 @@ def pull(
 
 def _choice(families: list[str] | None, targets: list[str] | None) -> transfer.Choice:
     return transfer.Choice([name.replace("-", "_") for name in families or ()], targets or ())
+
+
+class KeyAction(enum.Enum):
+    """The words after ``sgljit key``."""
+
+    NEW = "new"
+
+
+def key(
+    action: Annotated[KeyAction, typer.Argument(help="Make a new one.")],
+    file: Annotated[Path, typer.Argument(help="The file of the private key; the public key gets FILE.pub.")],
+    days: Annotated[int | None, typer.Option(help="How long the key is valid; by default without end.")] = None,
+) -> None:
+    """Make a key that signs artifacts."""
+    typer.echo(cli.new_key(file, days))
 
 
 def bundle(
