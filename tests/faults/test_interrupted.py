@@ -25,7 +25,7 @@ def stop(*args, **kwargs):
         real(*args, **kwargs)
     Path(flag).touch()
     threading.Event().wait()
-setattr(place, name, stop)
+setattr(place, name, staticmethod(stop) if isinstance(vars(place).get(name), staticmethod) else stop)
 """
 
 # Those of the quick run; the others differ from one of these in nothing that is on the disk.
@@ -38,8 +38,8 @@ STEPS = {
     "lock held": ("sgljit_core.builds.making", "store.collect", True),
     "staging made": ("sgljit_core.jit.modules", "ModuleRequest.make", True),
     "compiled": ("sgljit_core.jit.modules", "ModuleRequest.make", False),
-    "about to load": ("sgljit_core.load.library", "_load", True),
-    "loaded": ("sgljit_core.load.library", "_load", False),
+    "about to load": ("sgljit_core.jit.modules", "ModuleRequest.load", True),
+    "loaded": ("sgljit_core.jit.modules", "ModuleRequest.load", False),
     "about to publish": ("sgljit_core.cache.store", "publish", True),
     "one file written": ("sgljit_core.cache.store", "write", False),
     "about to rename": ("sgljit_core.cache.store", "settle", True),
