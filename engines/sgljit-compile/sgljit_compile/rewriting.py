@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 from torch import fx
 
@@ -67,13 +68,8 @@ def _pair(
         q, k = k, q
     for stores in (store, None) if store is not None else (None,):
         op = HEADS[q.norm is not None, stores is not None]
-        try:
-            _check_use(ops, op, q.source)
-            heads.fuse(graph, q, k, stores, tables)
-        except Refused as refused:
-            _left(record, op, heads.kind_of(q, k), str(refused))
-        else:
-            _put(record, op, heads.kind_of(q, k))
+        fuse = functools.partial(heads.fuse, graph, q, k, stores, tables)
+        if _put(ops, record, op, heads.kind_of(q, k), q.source, fuse):
             return
 
 
@@ -89,15 +85,9 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
         if not add_norm.is_behind_addition(norm):
             record.left["norm", "no addition is right before it"] += 1
             continue
-        op, kind = add_norm.op_of(norm), add_norm.kind_of(norm)
-        try:
-            _check_use(ops, op, norm.x)
-            add_norm.fuse(graph, norm)
-        except Refused as refused:
-            _left(record, op, kind, str(refused))
-        else:
+        fuse = functools.partial(add_norm.fuse, graph, norm)
+        if _put(ops, record, add_norm.op_of(norm), add_norm.kind_of(norm), norm.x, fuse):
             replaced.add(norm.x)
-            _put(record, op, kind)
 
 
 def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
@@ -113,28 +103,34 @@ def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph
 def _routings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Fuse each choice of experts."""
     for one in routing.routings(graph):
-        kind = routing.kind_of(one)
-        try:
-            _check_use(ops, ROUTING, one.gates)
-            routing.fuse(graph, one)
-        except Refused as refused:
-            _left(record, ROUTING, kind, str(refused))
-        else:
-            _put(record, ROUTING, kind)
+        fuse = functools.partial(routing.fuse, graph, one)
+        _put(ops, record, ROUTING, routing.kind_of(one), one.gates, fuse)
 
 
-def _check_use(ops: Mapping[str, frozenset[str]], op: str, node: fx.Node) -> None:
-    if node.meta["val"].device.type not in ops.get(op, ()):
-        raise Refused("switched off")
+def _put(
+    ops: Mapping[str, frozenset[str]],
+    record: Graph,
+    op: str,
+    kind: tuple[object, ...],
+    node: fx.Node,
+    fuse: Callable[[], object],
+) -> bool:
+    """Put an op in the place of a chain, by ``fuse``; whether it is there. The record gets it, or why it is not.
 
-
-def _put(record: Graph, op: str, kind: tuple[object, ...]) -> None:
+    Args:
+        kind: what ``report`` calls such a chain.
+        node: a value of the chain, on its device.
+    """
+    try:
+        if node.meta["val"].device.type not in ops.get(op, ()):
+            raise Refused("switched off")
+        fuse()
+    except Refused as refused:
+        record.left[ADAPTER.parts[op], str(refused)] += 1
+        use = ADAPTER.use(op, (op, *kind, "left"))
+        use.why = str(refused)
+        use.own_calls += 1
+        return False
     record.chains[ADAPTER.parts[op]] += 1
     ADAPTER.use(op, (op, *kind)).layers += 1
-
-
-def _left(record: Graph, op: str, kind: tuple[object, ...], reason: str) -> None:
-    record.left[ADAPTER.parts[op], reason] += 1
-    use = ADAPTER.use(op, (op, *kind, "left"))
-    use.why = reason
-    use.own_calls += 1
+    return True
