@@ -16,6 +16,7 @@ from .graphs import (
     ends_a_kernel,
     is_call,
     is_dense,
+    leaks,
     number,
     replace,
     same_layout,
@@ -47,7 +48,7 @@ def fuse(graph: fx.Graph, norm: Norm) -> None:
     """
     total, values = norm.x, Values(graph)
     first, second = _addends(total)
-    if norm.leaks:
+    if leaks(norm.nodes, norm.shared | {norm.out}):
         raise Refused("something takes a value inside of it, such as the sum in float32")
     if values.order[norm.weight] > values.order[total]:
         raise Refused("its weight is computed later than the sum")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ __all__ = [
     "is_call",
     "is_dense",
     "is_known",
+    "leaks",
     "number",
     "pairs",
     "replace",
@@ -106,6 +107,12 @@ def pairs(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     if len(node.args) == 2 and not node.kwargs:
         yield node.args[0], node.args[1]
         yield node.args[1], node.args[0]
+
+
+def leaks(nodes: Collection[fx.Node], results: Collection[fx.Node]) -> bool:
+    """Whether other nodes take a value inside of a chain, which has more values than its results."""
+    own = set(nodes)
+    return any(not own.issuperset(node.users) for node in own.difference(results))
 
 
 def number(x: object, wanted: float) -> bool:

@@ -25,6 +25,7 @@ from .graphs import (
     is_call,
     is_dense,
     is_known,
+    leaks,
     number,
     replace,
     same_layout,
@@ -104,8 +105,7 @@ def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads | None:
     if norm is not None:
         nodes |= norm.nodes
         x = norm.x
-    inner = nodes - {rotation.out} - (norm.shared if norm else frozenset())
-    if any(not nodes.issuperset(node.users) for node in inner):
+    if leaks(nodes, {rotation.out} | (norm.shared if norm else frozenset())):
         return None
     return Heads(rotation, norm, x, by_token, frozenset(nodes))
 

@@ -39,12 +39,6 @@ class Norm:
     nodes: frozenset[fx.Node]
     shared: frozenset[fx.Node]
 
-    @property
-    def leaks(self) -> frozenset[fx.Node]:
-        """The nodes inside of it that other nodes take, too."""
-        inner = self.nodes - self.shared - {self.out}
-        return frozenset(node for node in inner if not self.nodes.issuperset(node.users))
-
 
 def norms(graph: fx.Graph) -> Iterator[Norm]:
     """The norms of a graph, in its order."""

@@ -40,11 +40,6 @@ class Rotation:
     wide: bool
     nodes: frozenset[fx.Node]
 
-    @property
-    def leaks(self) -> frozenset[fx.Node]:
-        """The nodes inside of it that other nodes take, too."""
-        return frozenset(node for node in self.nodes - {self.out} if not self.nodes.issuperset(node.users))
-
 
 def rotations(graph: fx.Graph) -> Iterator[Rotation]:
     """The rotations of a graph, in its order."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graphs import Editor, Refused, args, aten, convert, is_call, is_known, replace, value
+from .graphs import Editor, Refused, args, aten, convert, is_call, is_known, leaks, replace, value
 from .norms import DTYPES
 from .ops import ROUTING, overload, works
 
@@ -45,12 +45,6 @@ class Routing:
     renormalizes: bool
     nodes: frozenset[fx.Node]
 
-    @property
-    def leaks(self) -> frozenset[fx.Node]:
-        """The nodes inside of it that other nodes take, too."""
-        inner = self.nodes - {self.weights, self.ids}
-        return frozenset(node for node in inner if not self.nodes.issuperset(node.users))
-
 
 def kind_of(routing: Routing) -> tuple[Any, ...]:
     """The experts of a token and of all, the dtype and the device of the gates."""
@@ -72,7 +66,7 @@ def fuse(graph: fx.Graph, routing: Routing) -> None:
     Raises:
         Refused: the graph stays as it is, for a reason.
     """
-    if routing.leaks:
+    if leaks(routing.nodes, {routing.weights, routing.ids}):
         raise Refused("something takes a value inside of it, such as all probabilities")
     editor = Editor(graph, routing.topk)
     gates = routing.gates
