@@ -93,7 +93,7 @@ def copies(graph):
     ]
 
 
-@pytest.mark.parametrize("repeat", [repeated, interleaved])
+@pytest.mark.parametrize("repeat", [repeated, pytest.param(interleaved, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [None, "one", "sequence", "head"])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_one_token_reads_the_cache_as_it_lies(batch, kind, repeat):

@@ -66,7 +66,7 @@ class InFloat32(OfTheChosen):
         return softmax(values.float(), dim=-1)
 
 
-FORMS = [Router, NotDivided, OfTheChosen, InFloat32]
+FORMS = [Router, OfTheChosen, *(pytest.param(form, marks=pytest.mark.slow) for form in (NotDivided, InFloat32))]
 DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 
