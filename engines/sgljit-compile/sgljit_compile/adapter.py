@@ -22,7 +22,7 @@ ADAPTER = Adapter(
             "apply_rope_inplace_with_kvcache": "rope + store",
             "apply_rope_inplace": "rope",
         },
-        "moe": {"topk_softmax": "routing"},
+        "moe": {"topk_softmax": "routing", "sort_by_expert": "order of experts"},
     },
 )
 

@@ -14,7 +14,7 @@ from sgljit_core.errors import SgljitError, TensorMatchError
 from .adapter import ADAPTER, FAMILIES
 from .graphs import is_known
 
-__all__ = ["ADD_NORM", "HEADS", "ROUTING", "functions", "identity", "loads", "overload", "works"]
+__all__ = ["ADD_NORM", "HEADS", "ROUTING", "SORTING", "functions", "identity", "loads", "overload", "works"]
 
 ADD_NORM: Mapping[bool, str] = {False: "fused_add_rmsnorm", True: "gemma_fused_add_rmsnorm"}  # by 1 + weight
 
@@ -27,6 +27,7 @@ HEADS: Mapping[tuple[bool, bool], str] = {
 }
 
 ROUTING = "topk_softmax"
+SORTING = "sort_by_expert"
 
 # By family, an op and the tensors of a call without tokens: the shape of each, or of positions and ids in a list.
 _EMPTY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
@@ -83,47 +84,48 @@ def identity(ops: Mapping[str, frozenset[str]]) -> str:
     return " ".join(f"{overload(op)} {sorted(devices)}" for op, devices in sorted(ops.items()))
 
 
-def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any]) -> bool:
+def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: int = _ROWS) -> bool:
     """Whether an op takes tensors of the strides and dtypes of these fake ones; what must be built for it is built.
 
     Args:
         op: the op.
         kind: what ``report`` calls such tensors.
-        arguments: of the op. The tensors it is called with are new, hold zeros, and have 64 rows at most.
+        arguments: of the op. The tensors it is called with are new and hold zeros.
+        most: their rows, where these are more.
     """
-    signature = tuple((name, _layout(x) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items())
-    call = functools.partial(_try, op, arguments)
+    signature = tuple((name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items())
+    call = functools.partial(_try, op, arguments, most)
     return ADAPTER.attempt_once(op, call, _answers.setdefault(signature, {}), (op, *kind))
 
 
-def _layout(x: torch.Tensor) -> tuple[Any, ...]:
-    return (*_sizes(x), *_strides(x), x.dtype, x.device)
+def _layout(x: torch.Tensor, most: int) -> tuple[Any, ...]:
+    return (*_sizes(x, most), *_strides(x, most), x.dtype, x.device)
 
 
-def _sizes(x: torch.Tensor) -> list[int]:
-    first, *rest = (size if is_known(size) else _ROWS for size in x.shape)
+def _sizes(x: torch.Tensor, most: int) -> list[int]:
+    first, *rest = (size if is_known(size) else most for size in x.shape)
     is_weight = x.dim() == 1 and x.dtype.is_floating_point
-    return [first if is_weight else min(first, _ROWS), *rest]
+    return [first if is_weight else min(first, most), *rest]
 
 
-def _strides(x: torch.Tensor) -> list[int]:
+def _strides(x: torch.Tensor, most: int) -> list[int]:
     if all(is_known(stride) for stride in x.stride()):
         return list(x.stride())
     strides, step = list[int](), 1
-    for size in reversed(_sizes(x)):
+    for size in reversed(_sizes(x, most)):
         strides.insert(0, step)
         step *= size
     return strides
 
 
-def _try(op: str, arguments: Mapping[str, Any]) -> None:
+def _try(op: str, arguments: Mapping[str, Any], most: int) -> None:
     """Call an op on real tensors like some fake ones. Indices are zeros; so no more than their first row is read."""
     samples: dict[str, Any] = {}
     for name, x in arguments.items():
         if isinstance(x, torch.Tensor):
-            sizes = _sizes(x)
-            extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, _strides(x), strict=True))
-            samples[name] = torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, _strides(x))
+            sizes, strides = _sizes(x, most), _strides(x, most)
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+            samples[name] = torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, strides)
         else:
             samples[name] = x
     try:

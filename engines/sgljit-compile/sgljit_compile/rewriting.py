@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
-from . import add_norm, attention, heads, routing
+from . import add_norm, attention, heads, routing, sorting
 from .adapter import ADAPTER
 from .graphs import Refused
 from .heads import Heads, Tables
 from .norms import norms
-from .ops import HEADS, ROUTING
+from .ops import HEADS, ROUTING, SORTING
 from .records import Graph
 from .rotations import rotations
 
@@ -29,6 +29,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
     """
     _add_norms(graph, _heads(graph, ops, record), ops, record)
     _attention(graph, ops, record)
+    _sortings(graph, ops, record)
     _routings(graph, ops, record)
 
 
@@ -98,6 +99,13 @@ def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph
         tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
         if tensor.device.type in devices and attention.group(graph, part, node, masks):
             record.chains[part] += 1
+
+
+def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Fuse the order of the experts of each choice, whose ids must still be of a topk."""
+    for one in sorting.sortings(graph):
+        fuse = functools.partial(sorting.fuse, graph, one)
+        _put(ops, record, SORTING, sorting.kind_of(one), one.ids, fuse)
 
 
 def _routings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:

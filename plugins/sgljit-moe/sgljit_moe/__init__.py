@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 from ._version import __version__
 
-__all__ = ["__version__", "moe_align_block_size", "moe_sum", "topk_sigmoid", "topk_softmax", "topk_sqrtsoftplus"]
+__all__ = [
+    "__version__",
+    "moe_align_block_size",
+    "moe_sum",
+    "sort_by_expert",
+    "topk_sigmoid",
+    "topk_softmax",
+    "topk_sqrtsoftplus",
+]
 
 if TYPE_CHECKING:
-    from .ops import moe_align_block_size, moe_sum, topk_sigmoid, topk_softmax, topk_sqrtsoftplus
+    from .ops import moe_align_block_size, moe_sum, sort_by_expert, topk_sigmoid, topk_softmax, topk_sqrtsoftplus
 else:
     from sgljit_core.lazy import attributes
 

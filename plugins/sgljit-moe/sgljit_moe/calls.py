@@ -1,7 +1,8 @@
-"""The calls to build ahead for, by op: the experts of models, with ids of int32, as engines have them."""
+"""The calls to build ahead for, by op: the experts of models, with ids of int32, or of int64 as transformers has them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -82,18 +83,28 @@ def moe_align_block_size(model: ModelShape | None) -> Calls:
     }
 
 
+def sort_by_expert(model: ModelShape | None) -> Calls:
+    """As ``moe_align_block_size``, whose kernels it shares."""
+    del model
+    for dtype in ("int32", "int64"):
+        pairs = TensorSpec((TOKENS,), "int32")
+        ids = {"topk_ids": TensorSpec((TOKENS, 1), dtype), "ends": TensorSpec((256,), "int32")}
+        yield {**ids, "pairs": pairs, "expert_ids": pairs, "places": pairs}
+
+
 def _calls(models: Models, model: ModelShape | None) -> Iterator[tuple[str, dict[str, Any]]]:
     for model_type, sizes in models.items():
         if model is not None and model.model_type != model_type:
             continue
         # Engines compute gates in the model's dtype or in float32.
-        for dtype in dict.fromkeys(("float32", "bfloat16" if model is None else model.dtype)):
+        dtypes = dict.fromkeys(("float32", "bfloat16" if model is None else model.dtype))
+        for dtype, of_ids in itertools.product(dtypes, ("int32", "int64")):
             for experts, k in sizes:
                 yield (
                     model_type,
                     {
                         "topk_weights": TensorSpec((TOKENS, k), "float32"),
-                        "topk_ids": TensorSpec((TOKENS, k), "int32"),
+                        "topk_ids": TensorSpec((TOKENS, k), of_ids),
                         "gating_output": TensorSpec((TOKENS, experts), dtype),
                         "renormalize": True,
                     },

@@ -155,3 +155,31 @@ def moe_align_block_size(
         ValueError: an output shares memory with another argument; ``num_experts`` or ``block_size`` is out of range; so
             many padded pairs have no int32.
     """
+
+
+@FAMILY.op(mutates=("pairs", "expert_ids", "places", "ends"))
+def sort_by_expert(
+    topk_ids: torch.Tensor,
+    pairs: torch.Tensor,
+    expert_ids: torch.Tensor,
+    places: torch.Tensor,
+    ends: torch.Tensor,
+) -> None:
+    """The pairs of a token and an expert in the order of the experts, as grouped matrix products take them.
+
+    One launch. It writes what a stable sort of the ids, their histogram, its running sum and the inverse of the order
+    give. A pair is named by its index in ``topk_ids``, read row by row. A pair whose id is no expert, such as -1, is
+    left out: its place is -1, and what is left of ``pairs`` and ``expert_ids`` is ``topk_ids.numel()`` and -1.
+
+    Args:
+        topk_ids: [tokens, k], int32 or int64, contiguous, on a CUDA device or the CPU.
+        pairs: [tokens * k], int32; the pairs of expert 0 in ascending order, then those of expert 1, and so on;
+            written.
+        expert_ids: [tokens * k], int32; the expert of each of these; written.
+        places: [tokens * k], int32; where each pair is in ``pairs``; written.
+        ends: [experts], int32, from 1 to 2048; behind the last place of each expert; written.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: an output shares memory with another argument; there are too many experts.
+    """

@@ -102,6 +102,23 @@ def moe_align_block_size(
     num_tokens_post_pad.fill_(len(of_blocks) * block_size)
 
 
+def sort_by_expert(
+    topk_ids: torch.Tensor,
+    pairs: torch.Tensor,
+    expert_ids: torch.Tensor,
+    places: torch.Tensor,
+    ends: torch.Tensor,
+) -> None:
+    """A stable sort of the pairs whose id is an expert."""
+    ids = topk_ids.flatten().long()
+    found = ((ids >= 0) & (ids < len(ends))).nonzero()[:, 0]
+    order = found[ids[found].sort(stable=True).indices]
+    pairs.fill_(len(ids))[: len(order)] = order.int()
+    expert_ids.fill_(-1)[: len(order)] = ids[order].int()
+    places.fill_(-1)[order] = torch.arange(len(order), dtype=torch.int32, device=ids.device)
+    ends.copy_(ids[order].bincount(minlength=len(ends)).cumsum(0))
+
+
 def _numbers(values: torch.Tensor) -> torch.Tensor:
     return values.where(~values.isnan(), -torch.inf)
 

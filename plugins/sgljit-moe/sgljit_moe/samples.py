@@ -68,6 +68,18 @@ def moe_align_block_size(device: torch.device) -> Iterator[Sample]:
         }
 
 
+def sort_by_expert(device: torch.device) -> Iterator[Sample]:
+    """Both types of ids, some of no expert; no pair, few, one block's and a cluster's."""
+    cases = ((0, 8, 256), (1, 1, 1), (1, 4, 32), (7, 3, 57), (600, 2, 8), (333, 8, 384), (2001, 5, 2048))
+    for (tokens, k, experts), dtype in itertools.product(cases, (torch.int32, torch.int64)):
+        outputs = torch.empty(3, tokens * k, dtype=torch.int32, device=device)
+        yield {
+            "topk_ids": torch.randint(-1, experts + 1, (tokens, k), device=device).to(dtype),
+            **dict(zip(("pairs", "expert_ids", "places"), outputs, strict=True)),
+            "ends": torch.empty(experts, dtype=torch.int32, device=device),
+        }
+
+
 def _samples(
     dtype: torch.dtype, tokens: int, experts: int, k: int, groups: int, topk_group: int, device: torch.device
 ) -> Iterator[Sample]:

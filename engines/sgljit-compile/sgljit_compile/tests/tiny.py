@@ -30,6 +30,7 @@ _COMMON = {
     "pad_token_id": 0,
 }
 _GROUPED = {"grouped attention": 2}
+_CHOICE = {"routing": 2, "order of experts": 2}
 _EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 32}
 
 # The class of the config, what is special about it, and the chains of a decode with a static cache.
@@ -38,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "qwen3_moe": (
         "Qwen3MoeConfig",
         {"head_dim": 16, **_EXPERTS},
-        {"qk-norm + rope + store": 2, "add + norm": 2, "routing": 2, **_GROUPED},
+        {"qk-norm + rope + store": 2, "add + norm": 2, **_CHOICE, **_GROUPED},
     ),
     "llama": ("LlamaConfig", {}, {"rope + store": 2, "add + norm": 4, **_GROUPED}),
     "gemma": ("GemmaConfig", {"head_dim": 16}, {"rope + store": 2, "add + norm with 1 + weight": 4, **_GROUPED}),
@@ -51,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
-        {"rope + store": 2, "add + norm": 2, "routing": 2, "grouped product": 4},
+        {"rope + store": 2, "add + norm": 2, **_CHOICE, "grouped product": 4},
     ),
 }
 

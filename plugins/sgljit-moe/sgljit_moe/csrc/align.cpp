@@ -1,5 +1,5 @@
 /// \file align.cpp
-/// \brief The host part of `moe_align_block_size`.
+/// \brief The host part of `moe_align_block_size` and `sort_by_expert`.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
@@ -16,7 +16,7 @@ constexpr std::int64_t kMostExperts = 2048;  // whose counts fit into the shared
 constexpr std::int64_t kInt32Max = 0x7fffffff;
 constexpr std::int64_t kLanes = 32;
 
-Kernel<moe::Align> align{"align.cuh", "moe::align"};
+Kernel<moe::Align> align{"align.cuh", "moe::align"}, sort_few{"align.cuh", "moe::sort_few"};
 Deferred<void(const moe::Align&, DLDataType)> align_on_cpu{"align_cpu.cpp", "moe::align_on_cpu"};
 
 void check_range(const char* name, std::int64_t value, std::int64_t most) {
@@ -51,6 +51,52 @@ void launch(moe::Align& params, DLDevice device, DLDataType type) {
       .enable_pdl(chip.has_pdl())(align.get(blocks > 1, type), params);
 }
 
+void launch_few(const moe::Align& params, DLDevice device, DLDataType type) {
+  constexpr std::int64_t kMostThreads = 1024, few = moe::kFewPairs;
+  const std::int64_t wanted = div_ceil(params.num_experts > few ? params.num_experts : few, kLanes) * kLanes;
+  LaunchKernel(1, wanted < kMostThreads ? wanted : kMostThreads, device)
+      .enable_pdl(runtime::get_chip(device.device_id).has_pdl())(sort_few.get(type), params);
+}
+
+struct Argument {
+  const char* name;
+  const TensorView& tensor;
+};
+
+/// \brief No output shares memory with another argument. The first argument is read.
+template <std::size_t kCount>
+void check_memory(const Argument (&arguments)[kCount]) {
+  for (const auto& output : arguments) {
+    for (const auto* other = arguments; other != &output; ++other) {
+      if (rows_meet(memory_of(output.tensor), memory_of(other->tensor))) [[unlikely]]
+        throw Error(
+            "ValueError", output.name, " shares memory with ", other->name, ": they are ", output.tensor, " and ",
+            other->tensor);
+    }
+  }
+}
+
+/// \brief Checks the ids of pairs, and returns their number.
+std::int64_t check_ids(const TensorView& topk_ids, SymbolicDType& type, SymbolicDevice& device) {
+  TensorMatcher({-1, -1})
+      .with_dtype<std::int32_t, std::int64_t>(type)
+      .with_device<kDLCUDA, kDLCPU>(device)
+      .ensure_alignment(static_cast<std::int64_t>(dtype_bytes(topk_ids.dtype())))
+      .verify(topk_ids, "topk_ids");
+  return topk_ids.numel();
+}
+
+int* ints(const TensorView& tensor) {
+  return static_cast<int*>(tensor.data_ptr());
+}
+
+void run(moe::Align params, SymbolicDevice& device, SymbolicDType& type) {
+  if (device.unwrap().device_type == kDLCPU) return align_on_cpu(params, type.unwrap());
+  if (params.ends != nullptr && params.num_pairs <= moe::kFewPairs)
+    return launch_few(params, device.unwrap(), type.unwrap());
+  launch(params, device.unwrap(), type.unwrap());
+}
+
 void moe_align_block_size(
     TensorView topk_ids, std::int64_t num_experts, std::int64_t block_size, TensorView sorted_token_ids,
     TensorView expert_ids, TensorView num_tokens_post_pad) {
@@ -58,11 +104,7 @@ void moe_align_block_size(
   check_range("block_size", block_size, kInt32Max);
   auto type = SymbolicDType{};
   auto device = SymbolicDevice{};
-  TensorMatcher({-1, -1})
-      .with_dtype<std::int32_t, std::int64_t>(type)
-      .with_device<kDLCUDA, kDLCPU>(device)
-      .ensure_alignment(static_cast<std::int64_t>(dtype_bytes(topk_ids.dtype())))
-      .verify(topk_ids, "topk_ids");
+  const auto pairs = check_ids(topk_ids, type, device);
   TensorMatcher({-1})
       .with_dtype<std::int32_t>()
       .with_device(device)
@@ -71,48 +113,65 @@ void moe_align_block_size(
       .verify(expert_ids, "expert_ids");
   TensorMatcher({1}).with_dtype<std::int32_t>().with_device(device).ensure_alignment(4).verify(
       num_tokens_post_pad, "num_tokens_post_pad");
-  const auto pairs = topk_ids.numel();
   // The most blocks: each expert that has a pair begins one, and the pairs that are left fill whole ones.
   const auto blocks = pairs < num_experts ? pairs : num_experts + (pairs - num_experts) / block_size;
   if (blocks > kInt32Max / block_size) [[unlikely]]
     throw Error("ValueError", "topk_ids has too many elements for int32, padded to blocks of ", block_size);
   check_size("sorted_token_ids", sorted_token_ids, blocks * block_size);
   check_size("expert_ids", expert_ids, blocks);
+  check_memory(
+      {{"topk_ids", topk_ids},
+       {"sorted_token_ids", sorted_token_ids},
+       {"expert_ids", expert_ids},
+       {"num_tokens_post_pad", num_tokens_post_pad}});
+  run({.ids = topk_ids.data_ptr(),
+       .sorted = ints(sorted_token_ids),
+       .sorted_size = sorted_token_ids.numel(),
+       .block_experts = ints(expert_ids),
+       .num_blocks = expert_ids.numel(),
+       .num_padded = ints(num_tokens_post_pad),
+       .places = nullptr,
+       .ends = nullptr,
+       .num_pairs = static_cast<unsigned>(pairs),
+       .num_experts = static_cast<int>(num_experts),
+       .block_size = static_cast<unsigned>(block_size),
+       .chunk = 0},
+      device, type);
+}
 
-  const struct {
-    const char* name;
-    const TensorView& tensor;
-    MemoryRows memory;
-  } arguments[] = {
-      {"topk_ids", topk_ids, memory_of(topk_ids)},
-      {"sorted_token_ids", sorted_token_ids, memory_of(sorted_token_ids)},
-      {"expert_ids", expert_ids, memory_of(expert_ids)},
-      {"num_tokens_post_pad", num_tokens_post_pad, memory_of(num_tokens_post_pad)},
-  };
-  for (const auto& output : arguments) {
-    for (const auto* other = arguments; other != &output; ++other) {
-      if (rows_meet(output.memory, other->memory)) [[unlikely]]
-        throw Error(
-            "ValueError", output.name, " shares memory with ", other->name, ": they are ", output.tensor, " and ",
-            other->tensor);
-    }
-  }
-  moe::Align params = {
-      .ids = topk_ids.data_ptr(),
-      .sorted = static_cast<int*>(sorted_token_ids.data_ptr()),
-      .sorted_size = sorted_token_ids.numel(),
-      .block_experts = static_cast<int*>(expert_ids.data_ptr()),
-      .num_blocks = expert_ids.numel(),
-      .num_padded = static_cast<int*>(num_tokens_post_pad.data_ptr()),
-      .num_pairs = static_cast<unsigned>(pairs),
-      .num_experts = static_cast<int>(num_experts),
-      .block_size = static_cast<unsigned>(block_size),
-      .chunk = 0,
-  };
-  if (device.unwrap().device_type == kDLCPU) return align_on_cpu(params, type.unwrap());
-  launch(params, device.unwrap(), type.unwrap());
+void sort_by_expert(TensorView topk_ids, TensorView pairs, TensorView expert_ids, TensorView places, TensorView ends) {
+  auto type = SymbolicDType{};
+  auto device = SymbolicDevice{};
+  const auto num_pairs = check_ids(topk_ids, type, device);
+  if (num_pairs > kInt32Max) [[unlikely]]
+    throw Error("ValueError", "topk_ids has too many elements for int32");
+  TensorMatcher({num_pairs})
+      .with_dtype<std::int32_t>()
+      .with_device(device)
+      .ensure_alignment(4)
+      .verify(pairs, "pairs")
+      .verify(expert_ids, "expert_ids")
+      .verify(places, "places");
+  TensorMatcher({-1}).with_dtype<std::int32_t>().with_device(device).ensure_alignment(4).verify(ends, "ends");
+  check_range("the size of ends, which is the number of experts,", ends.numel(), kMostExperts);
+  check_memory(
+      {{"topk_ids", topk_ids}, {"pairs", pairs}, {"expert_ids", expert_ids}, {"places", places}, {"ends", ends}});
+  run({.ids = topk_ids.data_ptr(),
+       .sorted = ints(pairs),
+       .sorted_size = num_pairs,
+       .block_experts = ints(expert_ids),
+       .num_blocks = num_pairs,
+       .num_padded = nullptr,
+       .places = ints(places),
+       .ends = ints(ends),
+       .num_pairs = static_cast<unsigned>(num_pairs),
+       .num_experts = static_cast<int>(ends.numel()),
+       .block_size = 1,
+       .chunk = 0},
+      device, type);
 }
 
 }  // namespace
 
 SGL_EXPORT(moe_align_block_size, (moe_align_block_size))
+SGL_EXPORT(sort_by_expert, (sort_by_expert))

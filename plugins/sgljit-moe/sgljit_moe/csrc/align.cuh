@@ -6,7 +6,7 @@
 #include "align.h"
 
 /// \file align.cuh
-/// \brief The kernel of `moe_align_block_size`. Compiles under NVRTC.
+/// \brief The kernels of `moe_align_block_size` and `sort_by_expert`. Compiles under NVRTC.
 ///
 /// A stable counting sort. Each warp has a chunk of neighbouring pairs: it counts them by expert, and later takes them
 /// in their order to the places that follow those of the warps before it. No place depends on which warp is first.
@@ -145,13 +145,16 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
     }
     if (expert < num_experts) {
       first_blocks[expert] = first_block;
+      if (blockIdx.x == 0 && params.ends != nullptr)
+        params.ends[expert] = static_cast<int>((first_block + blocks) * params.block_size);
       places[expert] = first_block * params.block_size + before;
     }
     __syncthreads();
   }
   PDLTriggerSecondary();
 
-  if (thread == 0) *params.num_padded = static_cast<int>(num_blocks * params.block_size);
+  if (thread == 0 && params.num_padded != nullptr)
+    *params.num_padded = static_cast<int>(num_blocks * params.block_size);
   for (int64_t block = thread; block < params.num_blocks; block += threads) {
     uint32_t expert = 0, behind = num_experts;  // the last expert that begins at the block or before it
     while (behind - expert > 1) {
@@ -163,7 +166,9 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
   for_each_pair(params, begin, end, experts, [&](uint32_t pair, int expert) {
     const uint32_t same = __match_any_sync(kFullMask, expert);
     const auto before = static_cast<uint32_t>(__popc(same & ((1u << lane) - 1)));
-    if (expert >= 0) params.sorted[places[expert] + counts[expert] + before] = static_cast<int>(pair);
+    const auto place = expert >= 0 ? static_cast<int>(places[expert] + counts[expert] + before) : -1;
+    if (expert >= 0) params.sorted[place] = static_cast<int>(pair);
+    if (params.places != nullptr && pair < params.num_pairs) params.places[pair] = place;
     __syncwarp();
     if (expert >= 0 && before == 0) counts[expert] += static_cast<uint32_t>(__popc(same));
     __syncwarp();
@@ -171,6 +176,38 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
 #if SGL_ARCH_HOPPER_OR_GREATER
   if constexpr (kInCluster) ptx::cluster_sync();  // no block ends while others may read its shared memory
 #endif
+}
+
+/// \brief As `align` with blocks of one pair, for at most `kFewPairs` pairs: each thread counts what comes before its
+/// pair, and what belongs to its experts or those before them. The grid is one block, with a thread for each pair.
+template <typename Id>
+__global__ __launch_bounds__(kAlignThreads) void sort_few(const __grid_constant__ Align params) {
+  constexpr int kNone = 0x7fffffff;  // behind all experts
+  __shared__ int experts[kFewPairs];
+  const uint32_t pair = threadIdx.x, pairs = params.num_pairs;
+  PDLWaitPrimary();
+  int own = kNone;
+  if (pair < pairs) {
+    const Id id = static_cast<const Id*>(params.ids)[pair];
+    if (id >= 0 && id < params.num_experts) own = static_cast<int>(id);
+    experts[pair] = own;
+  }
+  __syncthreads();
+  PDLTriggerSecondary();
+
+  if (pair < pairs) {
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < pairs; ++i) place += experts[i] < own || (experts[i] == own && i < pair) ? 1 : 0;
+    params.sorted[place] = static_cast<int>(own == kNone ? pairs : pair);
+    params.block_experts[place] = own == kNone ? -1 : own;
+    params.places[pair] = own == kNone ? -1 : static_cast<int>(place);
+  }
+  for (int expert = static_cast<int>(threadIdx.x); expert < params.num_experts;
+       expert += static_cast<int>(blockDim.x)) {
+    int end = 0;
+    for (uint32_t i = 0; i < pairs; ++i) end += experts[i] <= expert ? 1 : 0;
+    params.ends[expert] = end;
+  }
 }
 
 }  // namespace moe

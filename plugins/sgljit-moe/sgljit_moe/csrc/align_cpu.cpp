@@ -1,5 +1,5 @@
 /// \file align_cpu.cpp
-/// \brief `moe_align_block_size` on the CPU. Compiled at the first call with a CPU tensor.
+/// \brief `moe_align_block_size` and `sort_by_expert` on the CPU. Compiled at the first call with a CPU tensor.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
@@ -30,11 +30,17 @@ void align(const Align& params) {
     count = num_blocks * params.block_size;  // from here on the place of the next pair
     std::fill_n(params.block_experts + num_blocks, blocks, expert);
     num_blocks += blocks;
+    if (params.ends != nullptr) params.ends[expert] = static_cast<int>(num_blocks * params.block_size);
   }
   std::fill(params.block_experts + num_blocks, params.block_experts + params.num_blocks, -1);
   std::fill_n(params.sorted, params.sorted_size, static_cast<int>(params.num_pairs));
-  for_each_pair([&](int pair, std::size_t expert) { params.sorted[counts[expert]++] = pair; });
-  *params.num_padded = static_cast<int>(num_blocks * params.block_size);
+  if (params.places != nullptr) std::fill_n(params.places, params.num_pairs, -1);
+  for_each_pair([&](int pair, std::size_t expert) {
+    const auto place = counts[expert]++;
+    params.sorted[place] = pair;
+    if (params.places != nullptr) params.places[pair] = static_cast<int>(place);
+  });
+  if (params.num_padded != nullptr) *params.num_padded = static_cast<int>(num_blocks * params.block_size);
 }
 
 }  // namespace
