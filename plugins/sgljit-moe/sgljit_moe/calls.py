@@ -1,4 +1,4 @@
-"""The calls to build ahead for, by op: the experts of models, with ids of int32, or of int64 as transformers has them."""
+"""The calls to build ahead for, by op: the experts of models. Engines have ids of int32, transformers of int64."""
 
 from __future__ import annotations
 

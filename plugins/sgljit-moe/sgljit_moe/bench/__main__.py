@@ -204,6 +204,38 @@ def check_order(run: Callable[..., None], arguments: tuple[Any, ...], block_size
     assert torch.equal(*in_blocks)
 
 
+def plain_sort(ids: Any, pairs: Any, expert_ids: Any, places: Any, ends: Any) -> None:
+    """``sort_by_expert`` in plain PyTorch, as models compute it."""
+    found, order = ids.flatten().sort(stable=True)
+    pairs.copy_(order)
+    expert_ids.copy_(found)
+    places[order] = torch.arange(len(order), dtype=torch.int32, device=ids.device)
+    wide = found if ids.is_cuda else found.float()  # histc on the CPU
+    torch.cumsum(torch.histc(wide, len(ends), 0, len(ends) - 1), 0, out=ends)
+
+
+def table_of_sorts(device: str, peers: Any) -> list[dict[str, Any]]:
+    """The same for ``sort_by_expert``, which no other library has as one function."""
+    del peers
+
+    def make(tokens: int, experts: int, k: int) -> tuple[Any, ...]:
+        ids = torch.rand(tokens, experts, device=device).topk(k).indices.int()
+        sizes = (tokens * k, tokens * k, tokens * k, experts)
+        return ids, *(torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+
+    def run(tokens: int, experts: int, k: int, provider: str) -> Figure | float:
+        kernel = ops["moe"].sort_by_expert if provider == "sgljit" else plain_sort
+        arguments, wanted = make(9, experts, k), make(9, experts, k)
+        kernel(*arguments)
+        plain_sort(arguments[0], *wanted[1:])
+        assert all(map(torch.equal, arguments[1:], wanted[1:]))
+        num_bytes = 4 * sum(x.numel() for x in make(tokens, experts, k))
+        return measured(kernel, lambda: make(tokens, experts, k), num_bytes, provider)
+
+    places = [(tokens, *sizes[:2]) for sizes in ORDERS for tokens in TOKENS[device]]
+    return sweep(run, ["tokens", "experts", "k"], get_benchmark_range(places, places[1:2]), ["sgljit", "PyTorch"])
+
+
 def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     weights, ids, *rest = arguments
@@ -226,7 +258,7 @@ def main() -> None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
     makers: dict[str, Callable[..., list[dict[str, Any]]]] = {op: functools.partial(table, op) for op in MODELS}
-    makers |= {"moe_sum": table_of_sums, "moe_align_block_size": table_of_orders}
+    makers |= {"moe_sum": table_of_sums, "moe_align_block_size": table_of_orders, "sort_by_expert": table_of_sorts}
     tables: dict[str, list[dict[str, Any]]] = {}
     for op, make_table in makers.items():
         tables[op] = make_table(arguments.device, peers)
