@@ -22,7 +22,23 @@ from torch import fx
 from .graphs import Editor, Refused, Values, args, aten, equal, is_call, is_known, number, replace, same_layout
 from .inductor import attention_op
 
-__all__ = ["ATTENTION", "PRODUCT", "Masks", "group", "parts"]
+__all__ = [
+    "ATTENTION",
+    "CUDNN",
+    "EFFICIENT",
+    "ON_CPU",
+    "PRODUCT",
+    "RESHAPES",
+    "Masks",
+    "folded",
+    "group",
+    "is_aligned",
+    "parts",
+    "product_of_heads",
+    "shape",
+    "takes_fewer_heads",
+    "written_once",
+]
 
 ATTENTION, PRODUCT = "grouped attention", "grouped product"  # as ``explain`` calls them
 
@@ -35,19 +51,19 @@ class _Form(NamedTuple):
     is_causal: int
 
 
-_FORMS: Mapping[Any, _Form] = {
+FORMS: Mapping[Any, _Form] = {
     attention_op("cudnn_attention"): _Form(3, 5, 6),
     attention_op("efficient_attention"): _Form(3, 5, 6),
     attention_op("flash_attention_for_cpu"): _Form("attn_mask", 3, 4),
 }
-_CUDNN, _EFFICIENT, _ = _FORMS
+CUDNN, EFFICIENT, ON_CPU = FORMS
 _MOST = 65535  # sequences of a call: blocks of a launch in one dimension
 _ROWS = 64  # of the tensors that PyTorch is asked about
 
-_RESHAPES = (aten.reshape.default, aten.view.default)
+RESHAPES = (aten.reshape.default, aten.view.default)
 # The calls that make a mask: the same ones have the same value.
 _PURE = (
-    *_RESHAPES,
+    *RESHAPES,
     aten.where.self,
     aten.full.default,
     aten.scalar_tensor.default,
@@ -64,7 +80,7 @@ _answers: dict[tuple[Any, ...], bool] = {}
 
 def parts(graph: fx.Graph) -> list[tuple[str, fx.Node]]:
     """The attentions and the matrix products of a graph, each with its name, in its order."""
-    names = {**dict.fromkeys(_FORMS, ATTENTION), aten.bmm.default: PRODUCT}
+    names = {**dict.fromkeys(FORMS, ATTENTION), aten.bmm.default: PRODUCT}
     return [(names[node.target], node) for node in graph.nodes if node.op == "call_function" and node.target in names]
 
 
@@ -123,24 +139,24 @@ def _attention(editor: Editor, node: fx.Node, masks: Masks) -> dict[fx.Node, fx.
         Refused: its heads are not repeated, or the kernel cannot do without.
     """
     target: Any = node.target
-    form, (q, *sides) = _FORMS[target], args(node)[:3]
+    form, (q, *sides) = FORMS[target], args(node)[:3]
     keys, values = map(_repeated, sides)
-    if keys is None or values is None or not equal(_shape(keys)[:3], _shape(values)[:3]):
+    if keys is None or values is None or not equal(shape(keys)[:3], shape(values)[:3]):
         raise Refused("its heads are not repeated")
     takes_more = any(not is_call(user, operator.getitem) or args(user)[1] != 0 for user in node.users)
     if takes_more or _given(node, form.dropout) or not {"scale", form.mask}.issuperset(node.kwargs):
         raise Refused("it drops values, or something takes more of it than its result")
-    if target in (_CUDNN, _EFFICIENT) and not all(_is_aligned(x.meta["val"]) for x in (keys, values)):
+    if target in (CUDNN, EFFICIENT) and not all(is_aligned(x.meta["val"]) for x in (keys, values)):
         raise Refused("its rows do not begin at 16 bytes")
     is_causal, mask = bool(_given(node, form.is_causal)), _given(node, form.mask)
-    if target is not _CUDNN:
-        q, keys, values, mask = _folded(editor, (q, keys, values, mask), is_causal, masks)
-    elif not _takes_fewer_heads((q, keys, values), is_causal):
+    if target is not CUDNN:
+        q, keys, values, mask = folded(editor, (q, keys, values, mask), is_causal, masks)
+    elif not takes_fewer_heads((q, keys, values), is_causal):
         raise Refused("cuDNN does not take it")
-    elif mask is not None and all(map(is_known, _shape(mask))):
-        mask = _written(editor, masks.recipe(mask), functools.partial(_once, editor, mask), masks)
-    if target is _EFFICIENT and mask is not None:
-        mask = editor.call(aten.expand.default, mask, [*_shape(q)[:3], _shape(keys)[2]])
+    elif mask is not None:
+        mask = written_once(editor, mask, masks)
+    if target is EFFICIENT and mask is not None:
+        mask = editor.call(aten.expand.default, mask, [*shape(q)[:3], shape(keys)[2]])
     new, named = [q, keys, values, *args(node)[3:]], dict(node.kwargs)
     if isinstance(form.mask, str):
         named[form.mask] = mask
@@ -148,15 +164,15 @@ def _attention(editor: Editor, node: fx.Node, masks: Masks) -> dict[fx.Node, fx.
         new[form.mask] = mask
     out = editor.call(operator.getitem, editor.call(target, *new, **named), 0)
     for user in node.users:
-        if not equal(_shape(out), _shape(user)):
-            out = editor.call(aten.reshape.default, out, _shape(user))
+        if not equal(shape(out), shape(user)):
+            out = editor.call(aten.reshape.default, out, shape(user))
         same = same_layout(user.meta["val"], out.meta["val"])
         if not same and Values(editor.graph).has_strides_by_number(user):
             raise Refused("its result would have other strides, which something names")
     return dict.fromkeys(node.users, out)
 
 
-def _folded(
+def folded(
     editor: Editor, given: tuple[fx.Node, fx.Node, fx.Node, Any], is_causal: bool, masks: Masks
 ) -> tuple[fx.Node, fx.Node, fx.Node, Any]:
     """q, k, v and the mask, where all rows of q that share a head of k are a sequence.
@@ -165,47 +181,63 @@ def _folded(
         Refused: the mask is for several tokens, or a size is not known.
     """
     q, keys, values, mask = given
-    batch, heads, length, size = _shape(keys)
-    if not all(map(is_known, (*_shape(q), batch, length))) or batch * heads > _MOST:
+    batch, heads, length, size = shape(keys)
+    if not all(map(is_known, (*shape(q), batch, length))) or batch * heads > _MOST:
         raise Refused("its sizes change, or there are too many sequences")
     if is_causal:
         raise Refused("its token attends to the first key alone")
     rows = editor.call(aten.reshape.default, q, [batch * heads, 1, -1, size])
-    sides = [editor.view(x, batch * heads, 1, length, _shape(x)[3]) for x in (keys, values)]
+    sides = [editor.view(x, batch * heads, 1, length, shape(x)[3]) for x in (keys, values)]
     if mask is not None:
-        mask = _mask(editor, mask, (batch, heads, _shape(q)[1] // heads, length), _shape(q)[2], masks)
+        mask = _mask(editor, mask, (batch, heads, shape(q)[1] // heads, length), shape(q)[2], masks)
     return rows, sides[0], sides[1], mask
 
 
 def _product(editor: Editor, node: fx.Node) -> dict[fx.Node, fx.Node]:
-    """The new node in the place of a product [batch * heads, rows, n] @ [batch * heads, n, m] with repeated heads.
+    """The new node in the place of a product of heads.
+
+    Raises:
+        Refused: it is none.
+    """
+    left, base, turned = product_of_heads(node)
+    batch, heads, length, size = shape(base)
+    matrices = editor.view(base, batch * heads, length, size)
+    if turned:
+        matrices = editor.call(aten.permute.default, matrices, [0, 2, 1])
+    grouped = editor.call(aten.reshape.default, left, [batch * heads, -1, shape(left)[2]])
+    result = editor.call(aten.bmm.default, grouped, matrices)
+    return {node: editor.call(aten.reshape.default, result, shape(node))}
+
+
+def product_of_heads(node: fx.Node) -> tuple[fx.Node, fx.Node, bool]:
+    """What a product [batch * heads, rows, n] @ [batch * heads, n, m] with repeated heads is of.
+
+    Returns:
+        The left operand; the value [batch, heads, length, size] whose heads are repeated; and whether the product is
+        with its transpose.
 
     Raises:
         Refused: it is none.
     """
     left, right = args(node)
     flat = right
-    if not all(map(is_known, _shape(left))) or not is_call(flat, *_RESHAPES):
+    if not all(map(is_known, shape(left))) or not is_call(flat, *RESHAPES):
         raise Refused("it is no product of heads")
     flat = args(flat)[0]
-    if is_call(flat, aten.expand.default) and equal(_shape(flat), _shape(args(flat)[0])):
+    if is_call(flat, aten.expand.default) and equal(shape(flat), shape(args(flat)[0])):
         flat = args(flat)[0]
     turned = is_call(flat, aten.permute.default) and list(args(flat)[1]) == [0, 1, 3, 2]
     base = _repeated(args(flat)[0] if turned else flat)
-    if base is None or not all(is_known(size) for size in _shape(base)):
+    if base is None or not all(is_known(size) for size in shape(base)):
         raise Refused("its heads are not repeated, or its sizes change")
-    batch, heads, length, size = _shape(base)
-    if not equal(_shape(right)[1:], (size, length) if turned else (length, size)):
+    _, _, length, size = shape(base)
+    if not equal(shape(right)[1:], (size, length) if turned else (length, size)):
         raise Refused("it is no product of heads")
-    matrices = editor.view(base, batch * heads, length, size)
-    if turned:
-        matrices = editor.call(aten.permute.default, matrices, [0, 2, 1])
-    grouped = editor.call(aten.reshape.default, left, [batch * heads, -1, _shape(left)[2]])
-    result = editor.call(aten.bmm.default, grouped, matrices)
-    return {node: editor.call(aten.reshape.default, result, _shape(node))}
+    return left, base, turned
 
 
-def _shape(node: fx.Node) -> list[Any]:
+def shape(node: fx.Node) -> list[Any]:
+    """The sizes of a value."""
     return list(node.meta["val"].shape)
 
 
@@ -216,11 +248,18 @@ def _given(node: fx.Node, place: int | str) -> Any:
     return args(node)[place] if place < len(node.args) else None
 
 
-def _is_aligned(tensor: torch.Tensor) -> bool:
+def is_aligned(tensor: torch.Tensor) -> bool:
     """Whether each row surely begins at a multiple of 16 bytes, as kernels read. The copies that go do."""
     outer = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
     steps = [tensor.storage_offset(), *(stride for size, stride in outer if not number(size, 1))]
     return number(tensor.stride(3), 1) and equal([x * tensor.itemsize % 16 for x in steps], [0] * len(steps))
+
+
+def written_once(editor: Editor, mask: fx.Node, masks: Masks) -> fx.Node:
+    """A mask that all layers share, where its sizes are known."""
+    if not all(map(is_known, shape(mask))):
+        return mask
+    return _written(editor, masks.recipe(mask), functools.partial(_once, editor, mask), masks)
 
 
 def _once(editor: Editor, mask: fx.Node) -> fx.Node:
@@ -234,7 +273,7 @@ def _once(editor: Editor, mask: fx.Node) -> fx.Node:
 
 def _repeated(node: Any) -> fx.Node | None:
     """The value [batch, heads, length, size], of which a node repeats each head; None if it does not."""
-    if not is_call(node, *_RESHAPES):
+    if not is_call(node, *RESHAPES):
         return None
     wide = args(node)[0]
     if is_call(wide, aten.clone.default):
@@ -242,16 +281,16 @@ def _repeated(node: Any) -> fx.Node | None:
     if not is_call(wide, aten.expand.default) or not is_call(args(wide)[0], aten.unsqueeze.default):
         return None
     base, dim = args(args(wide)[0])
-    if len(_shape(base)) != 4 or dim not in (2, -3):
+    if len(shape(base)) != 4 or dim not in (2, -3):
         return None
-    batch, heads, length, size = _shape(base)
-    each = _shape(wide)[2]
-    if not is_known(heads) or not is_known(each) or not equal(_shape(wide), (batch, heads, each, length, size)):
+    batch, heads, length, size = shape(base)
+    each = shape(wide)[2]
+    if not is_known(heads) or not is_known(each) or not equal(shape(wide), (batch, heads, each, length, size)):
         return None
-    return base if equal(_shape(node), (batch, heads * each, length, size)) else None
+    return base if equal(shape(node), (batch, heads * each, length, size)) else None
 
 
-def _takes_fewer_heads(given: Iterable[fx.Node], is_causal: bool) -> bool:
+def takes_fewer_heads(given: Iterable[fx.Node], is_causal: bool) -> bool:
     """Whether PyTorch says that cuDNN takes such q, k and v, with fewer heads of k than of q."""
     samples = []
     for node in given:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
-from . import add_norm, attention, heads, routing, sorting
+from . import add_norm, attention, heads, routing, sinks, sorting
 from .adapter import ADAPTER
 from .graphs import Refused
 from .heads import Heads, Tables
@@ -92,13 +92,28 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
 
 
 def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
-    """Leave out the copies of keys and values for each head, on devices where the chains of heads are used."""
+    """Leave out the copies of keys and values for each head, on devices where the chains of heads are used.
+
+    Attention with sinks runs on a kernel of attention there.
+    """
     devices = frozenset[str]().union(*(ops.get(op, ()) for op in HEADS.values()))
     masks = attention.Masks()
+    for one in sinks.attentions(graph):
+        if one.out.meta["val"].device.type in devices:
+            _sinks(graph, one, masks, record)
     for part, node in attention.parts(graph):
         tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
         if tensor.device.type in devices and attention.group(graph, part, node, masks):
             record.chains[part] += 1
+
+
+def _sinks(graph: fx.Graph, one: sinks.Sinks, masks: attention.Masks, record: Graph) -> None:
+    try:
+        sinks.fuse(graph, one, masks)
+    except Refused as refused:
+        record.left[sinks.SINKS, str(refused)] += 1
+    else:
+        record.chains[sinks.SINKS] += 1
 
 
 def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:

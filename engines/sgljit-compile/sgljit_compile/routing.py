@@ -23,6 +23,7 @@ from torch import fx
 from .graphs import Editor, Refused, args, aten, convert, is_call, is_known, leaks, replace, value
 from .norms import DTYPES
 from .ops import ROUTING, overload, works
+from .softmax import reduces, softmax
 
 __all__ = ["Routing", "fuse", "kind_of", "routings"]
 
@@ -94,11 +95,14 @@ def _around(topk: fx.Node) -> Routing | None:
     dim, largest, is_sorted = given.get(2, -1), given.get(3, True), given.get(4, True)
     if dim not in (-1, 1) or not (largest and is_sorted and is_known(given[1])) or topk.kwargs:
         return None
+    chosen = value(given[0])
+    if chosen is None or chosen.dim() != 2:
+        return None
     results = {args(user)[1]: user for user in topk.users if is_call(user, operator.getitem)}
     if len(topk.users) != 2 or results.keys() != {0, 1}:
         return None
     values, ids = results[0], results[1]
-    before, after = _softmax(given[0]), _softmax_of(values)
+    before, after = softmax(given[0]), _softmax_of(values)
     if before is not None:
         gates, inner = before
         if is_call(gates, convert) and args(gates)[0].meta["val"].dtype in DTYPES:
@@ -115,43 +119,19 @@ def _around(topk: fx.Node) -> Routing | None:
     return Routing(topk, given[1], gates, weights, ids, renormalizes, inner | {topk, values, ids, weights})
 
 
-def _softmax(node: Any) -> tuple[fx.Node, frozenset[fx.Node]] | None:
-    """The value of float32 whose softmax by rows a node is, and the nodes of the softmax."""
-    rows = value(node)
-    if rows is None or rows.dim() != 2 or rows.dtype != torch.float32 or not is_call(node, aten.div.Tensor):
-        return None
-    exp, total = args(node)
-    if not is_call(exp, aten.exp.default) or not _reduces(total, aten.sum.dim_IntList, exp):
-        return None
-    shifted = args(exp)[0]
-    if not is_call(shifted, aten.sub.Tensor) or shifted.kwargs:
-        return None
-    wide, peak = args(shifted)
-    if not _reduces(peak, aten.amax.default, wide):
-        return None
-    return wide, frozenset({node, exp, total, shifted, peak})
-
-
 def _softmax_of(values: fx.Node) -> tuple[fx.Node, frozenset[fx.Node]] | None:
     """The softmax by rows of a value, in float32, and the nodes between."""
     node = next((user for user in values.users if is_call(user, convert)), values)
     for target in (aten.sub.Tensor, aten.exp.default, aten.div.Tensor):
         node = next((user for user in node.users if is_call(user, target)), node)
-    found = _softmax(node)
+    found = softmax(node)
     return None if found is None else (node, found[1] | {found[0]})
 
 
 def _divided(values: fx.Node) -> fx.Node | None:
     """The values divided by their sum; None if something takes more than that."""
-    total = next((user for user in values.users if _reduces(user, aten.sum.dim_IntList, values)), None)
+    total = next((user for user in values.users if reduces(user, aten.sum.dim_IntList, values)), None)
     result = next((user for user in values.users if is_call(user, aten.div.Tensor)), None)
     if total is None or result is None or args(result) != (values, total):
         return None
     return result if len(values.users) == 2 and len(total.users) == 1 else None
-
-
-def _reduces(node: Any, target: Any, x: Any) -> bool:
-    """Whether a node reduces the rows of a value to a column."""
-    if not is_call(node, target) or node.kwargs:
-        return False
-    return args(node)[0] is x and args(node)[1:] in (([-1], True), ([1], True))

@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
-        {"rope + store": 2, "add + norm": 2, **_CHOICE, "grouped product": 4},
+        {"rope + store": 2, "add + norm": 2, **_CHOICE, "attention with sinks": 2},
     ),
 }
 
