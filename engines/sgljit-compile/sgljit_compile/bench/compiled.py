@@ -65,7 +65,8 @@ NOTE = """
 by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of
 their times; then those of small kernels, which are all but matrix products and attention. Decode is a token of each of
 some users behind {prompt} tokens in a static cache; prefill is a forward of their prompts of {prompt} tokens.
-"inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
+Routed experts are computed by `grouped_mm` or `batched_mm` of transformers: `generate` takes the second for a token on a
+GPU. "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
 and norms alone ("add + norm"), with the chains of heads alone ("heads"), or with the choice of experts alone
 ("routing"). "saved / small kernels" is what all chains save, divided by the time of inductor's small kernels: above 1
 attention takes less time, too.
@@ -79,6 +80,18 @@ def make(name: str, size: dict[str, Any], options: argparse.Namespace) -> Any:
     auto: Any = transformers.AutoModelForCausalLM  # untyped
     with torch.device(options.device):
         return auto.from_config(config, dtype=options.dtype).eval()
+
+
+def choose_experts(model: Any, phase: str, options: argparse.Namespace) -> str:
+    """Set how the products of routed experts are computed, and say it; nothing for a model without.
+
+    ``generate`` takes ``grouped_mm`` for a prompt, and on a GPU ``batched_mm`` for each token.
+    """
+    if "eager" in model.get_experts_implementation().values():
+        return ""
+    usual = "batched_mm" if phase == "decode" and options.device == "cuda" else "grouped_mm"
+    model.set_experts_implementation(options.experts or usual)
+    return f", {options.experts or usual}"
 
 
 def compiled(model: Any, line: str, mode: str) -> Any:
@@ -171,7 +184,8 @@ def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             model = make(name, config, options)
             for phase, users, mode in itertools.product(options.steps, options.batches, options.modes):
                 options.batch = users
-                row = {"model": f"{name} {size}", "step": phase, "users": users, "mode": mode}
+                label = f"{name} {size}{choose_experts(model, phase, options)}"
+                row = {"model": label, "step": phase, "users": users, "mode": mode}
                 done.append(row | measured(model, STEPS[phase], mode, options))
                 yield done
             del model
@@ -223,6 +237,7 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--lines", nargs="*", choices=list(LINES)[1:], default=list(LINES)[1:], help="beside inductor")
     parser.add_argument("--modes", nargs="*", default=["default", "reduce-overhead"], help="modes of torch.compile")
     parser.add_argument("--batches", type=int, nargs="*", default=[1], help="users of a decode, prompts of a prefill")
+    parser.add_argument("--experts", choices=["grouped_mm", "batched_mm"], help="by default as generate has them")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)

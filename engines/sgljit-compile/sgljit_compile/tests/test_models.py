@@ -120,7 +120,10 @@ def test_generate_with_a_static_cache(name, device, since):
     net.forward = compiled(net.forward)
     actual = net.generate(ids, cache_implementation="static", disable_compile=True, **options)
     assert torch.equal(actual, expected)
-    assert any(found == MODELS[name][2] for found in chains(since))
+    wanted = dict(MODELS[name][2])
+    if device == "cuda":  # generate computes the experts of one token by products that need no order
+        wanted.pop("order of experts", None)
+    assert any(found == wanted for found in chains(since))
 
 
 @pytest.mark.gpu
