@@ -65,9 +65,9 @@ NOTE = """
 by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of
 their times; then those of small kernels, which are all but matrix products and attention. Decode is a token of each of
 some users behind {prompt} tokens in a static cache; prefill is a forward of their prompts of {prompt} tokens.
-Routed experts are computed by `grouped_mm` or `batched_mm` of transformers: `generate` takes the second for a token on a
-GPU. "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
-and norms alone ("add + norm"), with the chains of heads alone ("heads"), or with the choice of experts alone
+Routed experts are computed by `grouped_mm` or `batched_mm` of transformers: `generate` takes the second for a token
+on a GPU. "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with
+additions and norms alone ("add + norm"), with the chains of heads alone ("heads"), or with those of experts alone
 ("routing"). "saved / small kernels" is what all chains save, divided by the time of inductor's small kernels: above 1
 attention takes less time, too.
 """
