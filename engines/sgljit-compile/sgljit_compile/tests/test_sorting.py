@@ -173,6 +173,13 @@ class OfTokens(Experts):
         return torch.topk(gates, K, dim=0)
 
 
+class OfASort(Experts):
+    """The second result of another op."""
+
+    def choose(self, gates):
+        return torch.sort(gates)
+
+
 class Values(Experts):
     def forward(self, gates):
         values = self.choose(gates).values.reshape(-1)
@@ -193,7 +200,8 @@ class ByRows(Experts):
 
 
 @pytest.mark.parametrize(
-    "form", [Wider, Halves, Shifted, OfOtherIds, Long, NoSum, Given, Masked, OfTokens, Values, Backwards, ByRows]
+    "form",
+    [Wider, Halves, Shifted, OfOtherIds, Long, NoSum, Given, Masked, OfTokens, OfASort, Values, Backwards, ByRows],
 )
 def test_another_computation_stays(form):
     record, _ = check(form(), None, given(tokens=EXPERTS))
