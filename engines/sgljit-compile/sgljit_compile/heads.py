@@ -312,10 +312,8 @@ def _angles(editor: Editor, rotation: Rotation, tables: Tables) -> fx.Node:
         for node in (rotation.cos, rotation.sin):
             flat = editor.call(aten.squeeze.dim, node, rotation.heads) if rotation.wide else node
             whole = number(flat.meta["val"].shape[-1], pairs)
-            half = flat if whole else editor.call(aten.slice.Tensor, flat, 2, 0, pairs)
-            parts.append(editor.call(aten.reshape.default, half, [-1, pairs]))
-        # The ops get the result itself: of a view of it the compiler would compute a copy for each op.
-        return editor.call(aten.cat.default, parts, -1)
+            parts.append(flat if whole else editor.call(aten.slice.Tensor, flat, 2, 0, pairs))
+        return editor.call(aten.reshape.default, editor.call(aten.cat.default, parts, -1), [-1, 2 * pairs])
 
     return _once(tables, (rotation.cos, rotation.sin, pairs, rotation.heads if rotation.wide else 0), make)
 
