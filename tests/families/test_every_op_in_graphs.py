@@ -17,7 +17,7 @@ FAMILIES = {
     "quant": 5,
     "rope": 5,
     "kvcache": 3,
-    "moe": 5,
+    "moe": 6,
     "sampling": 2,
     "hicache": 5,
     "wait_value": 3,

@@ -210,7 +210,7 @@ def _product(editor: Editor, node: fx.Node) -> dict[fx.Node, fx.Node]:
 
 
 def product_of_heads(node: fx.Node) -> tuple[fx.Node, fx.Node, bool]:
-    """What a product [batch * heads, rows, n] @ [batch * heads, n, m] with repeated heads is of.
+    """The parts of a product [batch * heads, rows, n] @ [batch * heads, n, m] with repeated heads.
 
     Returns:
         The left operand; the value [batch, heads, length, size] whose heads are repeated; and whether the product is

@@ -188,7 +188,7 @@ def _around(out: fx.Node) -> Sinks:
 
 
 def _unmoved(node: Any, nodes: set[fx.Node]) -> Any:
-    """The value of which a node is a view or a copy. What is between goes to ``nodes``."""
+    """The value of which a node is a view or a copy. The nodes between go to ``nodes``."""
     while is_call(node, *RESHAPES, aten.expand.default, aten.clone.default):
         if is_call(node, aten.expand.default) and not equal(shape(node), shape(args(node)[0])):
             break
