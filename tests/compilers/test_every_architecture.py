@@ -23,7 +23,7 @@ def chosen(kernels: list[Wanted], cuda_arch: str) -> list[Wanted]:
     forms: dict[str, list[Wanted]] = {}
     for wanted in kernels:
         forms.setdefault(re.sub(r"\d+", "", wanted.spec.label), []).append(wanted)
-    place, step = ARCHITECTURES.index(cuda_arch), 8 if cuda_arch == "9.0" else 16
+    place, step = ARCHITECTURES.index(cuda_arch), 12 if cuda_arch == "9.0" else 24
     return [wanted for alike in forms.values() for wanted in alike[place % len(alike) :: step]]
 
 

@@ -95,12 +95,14 @@ def test_the_ops_that_an_engine_calls_decide(shape):
     assert {size for label in kernels for size, _ in rows_of(label)} == {2048, 128}
 
 
+@pytest.mark.slow
 def test_rows_of_an_mlp_that_are_no_whole_loads_get_all_kernels_that_they_may_ask_for(shape):
     labels = asked(shape(intermediate_size=6146, hidden_act="silu"), ["silu_and_mul"])
     kernels = [label for label in labels if "row_program" in label and " for sm_" in label]
     assert {elements for label in kernels for _, elements in rows_of(label)} == {2, 8}
 
 
+@pytest.mark.slow
 def test_tensor_parallel_shares_what_is_normalised_across_heads(shape):
     labels = asked(shape(model_type="olmo2"), ["fused_inplace_qknorm_across_heads"])
     kernels = [label for label in labels if " for sm_" in label]

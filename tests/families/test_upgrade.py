@@ -69,8 +69,9 @@ def release(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("autograd_cache", [0, 1])
-@pytest.mark.parametrize(("wrong", "right"), [(WRONG_MUTATES, RIGHT_MUTATES), (WRONG_FAKE, RIGHT_FAKE)])
+@pytest.mark.parametrize(
+    ("wrong", "right", "autograd_cache"), [(WRONG_MUTATES, RIGHT_MUTATES, 0), (WRONG_FAKE, RIGHT_FAKE, 1)]
+)
 def test_a_graph_that_was_compiled_with_a_wrong_declaration_is_not_used_after_the_upgrade(
     release, tmp_path, wrong, right, autograd_cache
 ):

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 FAMILIES = ("activation", "norm", "quant", "rope", "kvcache", "moe", "sampling", "hicache", "wait_value")
-CALLS = 12_500
+CALLS = 5_000  # of a family; more of them are "python tests/fuzz.py norm 0 5000 100000"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_hundred_thousand_fuzzed_calls_are_refused_or_right(family, tmp_path):
+def test_fuzzed_calls_are_refused_or_right(family, tmp_path):
     """In a process of its own, whose end a crash or a call without end is."""
     command = [sys.executable, fuzz.__file__, family, "0"]
     with (tmp_path / "output").open("w") as output:

@@ -118,6 +118,7 @@ def test_the_inputs_may_be_parts_of_one_tensor(maps, device):
         expect(out, torch.nn.functional.silu(gate) * value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_only_the_numbers_of_rows_and_columns_must_agree(maps, device):
     x = torch.randn(2, 3, 8, device=device)
@@ -270,6 +271,7 @@ def test_an_element_off_its_alignment_is_refused(maps):
         maps.affine(x, torch.empty(8), 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_functor_may_have_a_long_name(family):
     name = "n" + 300 * "a" + "me"
     functor = (toolbox.CSRC / "maps.h").read_text().replace("Affine", name)

@@ -102,6 +102,7 @@ def test_outputs_in_place_are_of_what_was_there_before(programs, device, dtype):
         expect(x, rms_norm(total, weight), 2 * CLOSE[dtype])
 
 
+@pytest.mark.slow
 @each_device
 @each_dtype
 def test_several_reductions(programs, device, dtype):
@@ -116,6 +117,7 @@ def test_several_reductions(programs, device, dtype):
         expect(out, x.double().softmax(-1))
 
 
+@pytest.mark.slow
 @each_device
 @each_dtype
 def test_a_value_for_each_row_and_outputs_of_another_dtype(programs, device, dtype):
@@ -147,6 +149,7 @@ def test_a_monoid_and_a_value_of_integers_for_each_row(programs, device, dtype):
             assert torch.equal(found.long(), first)
 
 
+@pytest.mark.slow
 @each_device
 @each_dtype
 def test_a_list_of_what_a_row_is_reduced_to_by_a_monoid_with_a_field(programs, device, dtype):
@@ -330,6 +333,7 @@ def test_a_copy_keeps_every_bit(programs, device, dtype):
 HEADS = [(128, 128), (128, 64), (64, 64), (256, 256), (80, 80), (96, 32), (576, 64), (6, 2), (7, 4), (2, 2)]
 
 
+@pytest.mark.slow
 @each_device
 @each_dtype
 @pytest.mark.parametrize("order", ["neox", "interleaved"])
@@ -533,6 +537,7 @@ def test_a_cluster_shares_a_long_row_where_the_chip_has_clusters():
     }
 
 
+@pytest.mark.slow
 def test_a_warp_shares_each_of_few_rows_with_pairs_unless_a_sum_depends_on_it():
     """As rope's host part asks for kernels, for heads of 128: the elements of a vector, and the threads."""
     ops = frozenset({"apply_rope_inplace", "fused_qk_norm_rope"})

@@ -115,6 +115,7 @@ def test_an_op_for_cuda_alone_is_recorded_there(install, calls):
     assert recorded.stopped == ()
 
 
+@pytest.mark.slow
 def test_an_op_without_calls_is_named(install):
     recorded = record([install(calls="")], cuda_arch="9.0", on_cpu=True)
     assert recorded.stopped == (("recorded", "twice has neither samples nor calls"),)
@@ -152,6 +153,7 @@ def test_a_tensor_that_cannot_be_described_is_refused():
         Place().tensor(TensorSpec((8,), "float33"), "cpu")
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_from_the_working_directory(install, tmp_path, monkeypatch):
     family = install()
     (tmp_path / "shared").mkdir()
@@ -212,6 +214,7 @@ def test_a_body_in_python_gets_tensors_on_a_device_that_is_not_there(install, tm
     assert [wanted.spec.cuda_files for wanted in recorded.wanted] == [("twice.cu",), ()]
 
 
+@pytest.mark.slow
 def test_a_body_in_python_that_makes_its_result_on_the_cpu_is_an_error(install, tmp_path):
     name = install()
     (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % "")
@@ -219,6 +222,7 @@ def test_a_body_in_python_that_makes_its_result_on_the_cpu_is_an_error(install, 
         record([name], cuda_arch="9.0", on_cpu=True, samples=True)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_body_in_python_stops_its_calls(install, tmp_path):
     name = install()
     text = (BODY % ", device=x.device").replace("    parts", "    raise ValueError('no such size')\n    parts")

@@ -80,6 +80,7 @@ def test_a_fault_ends_the_command_with_a_failure_and_the_fault(run):
     assert "and the reference gives" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_op_that_crashes_costs_one_check(run):
     ops = writing("out.copy_(2 * x)\nif x.shape[0] == 8: ctypes.string_at(0)")
     done = run(
@@ -233,6 +234,7 @@ def test_wrong_use_of_the_command_is_refused(run, arguments, text):
     assert text in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     "command",

@@ -150,6 +150,7 @@ def test_where_every_rounding_counts_nothing_is_put_in():
     assert not record.chains
 
 
+@pytest.mark.slow
 def test_where_products_become_parts_of_one_nothing_is_put_in():
     record = run(
         options={**ON, "post-grad-fusion-options": {"batch_linear_post_grad": {}}}
@@ -158,6 +159,7 @@ def test_where_products_become_parts_of_one_nothing_is_put_in():
     assert not record.chains
 
 
+@pytest.mark.slow
 def test_a_training_step_stays_as_it_is():
     torch.compiler.reset()
     norm = Norm()

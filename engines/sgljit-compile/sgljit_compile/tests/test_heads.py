@@ -141,6 +141,7 @@ def test_each_form(plus_one, stored, halves):
         check(Prologue(normed=False, stored=stored, halves=halves), "rope" + " + store" * stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_norms_after_the_transposition(changes):
     class Gemma3(Prologue):
@@ -228,6 +229,7 @@ def test_angles_whose_halves_differ_stay():
     check(module, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["eps", "one_norm", "plus_one"])
 def test_norms_that_differ_stay(change):
     module = Prologue(stored=False)
@@ -320,6 +322,7 @@ def test_caches_that_share_memory_get_no_store():
     assert record.chains == {"qk-norm + rope": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [2, 3])
 def test_caches_of_two_lengths_get_no_store(which):
     """One list of slots is for both."""
@@ -353,6 +356,7 @@ def test_a_cache_of_another_dtype_gets_no_store():
     check(Narrow(), "qk-norm + rope", torch.float16, inputs)
 
 
+@pytest.mark.slow
 def test_two_layers_with_one_tensor_of_places():
     """Older caches of transformers: the store of a layer is not mistaken for that of another."""
 

@@ -19,7 +19,9 @@ pytestmark = [
 ]
 
 # One whole model is quick: the parts of the others, such as the norms of Gemma, are in test_norms.py and test_heads.py.
-EACH = [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+# Two models have several users: one whose heads are normalised, and one whose experts are chosen.
+DECODES = [("qwen3", 1), *((name, 1) for name in MODELS if name != "qwen3"), ("qwen3", 2), ("gpt_oss", 2)]
+DECODES[1:] = [pytest.param(*decode, marks=pytest.mark.slow) for decode in DECODES[1:]]
 
 
 @pytest.fixture(params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -45,8 +47,7 @@ def since():
     return len(sgljit_compile.explain())
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(("name", "batch"), DECODES)
 def test_decode_with_a_static_cache(name, batch, device, since):
     net, ids = model(name, device=device), prompt(batch, device=device)
     expected, reference = decoded(net, net, ids)

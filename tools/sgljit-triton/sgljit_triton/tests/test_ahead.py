@@ -31,6 +31,7 @@ def sgljit(run, *arguments, **options):
     return run(BUILD.format(list(arguments)), **options)
 
 
+@pytest.mark.slow
 def test_cache_build_builds_what_calls_ask_for_and_a_process_without_triton_launches_it(run, driver):
     built = sgljit(run, "cache", "build", "tri_family", "--cuda-arch", "9.0a")
     assert "3 modules are ready" in built

@@ -130,6 +130,7 @@ def test_tritons_own_cache_is_left_alone(ops, tmp_path, monkeypatch):
     assert not (tmp_path / ".triton").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["kernel.cubin", "manifest.json"])
 def test_a_damaged_artifact_is_never_loaded_and_replaced(ops, cache, file, caplog):
     build(ops)
@@ -261,6 +262,7 @@ def full_disk(tmp_path):
     return run
 
 
+@pytest.mark.slow
 # KiB with which the disk is full before a compiler starts, while Triton or ptxas writes, and when the result is kept.
 @pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (4, 32, 56, 76)), 84])
 def test_a_full_disk_costs_only_the_sharing(package, full_disk, size):
@@ -271,6 +273,7 @@ def test_a_full_disk_costs_only_the_sharing(package, full_disk, size):
     assert "serves this process alone" in log
 
 
+@pytest.mark.slow
 def test_a_disk_with_room_keeps_the_kernel(package, full_disk):
     status, output, log = full_disk(2048, BUILD)
     assert (status, log) == (0, "")

@@ -31,6 +31,7 @@ def test_a_right_op_passes(run):
     run(CHECK.format(["results", "nans", "reads", "repeats", "layouts", "sizes", "own_work", "returns"]))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_rounded_to_the_nearest_as_on_a_gpu(run, package):
     edit(package, "value += scaled(tl.load(y + i, mask=i < n), alpha)", "value = value.to(tl.float32) * 1.3")
     run("""

@@ -79,6 +79,7 @@ def test_what_is_not_specialised_needs_one_variant(launch):
     """)
 
 
+@pytest.mark.slow
 def test_pdl_reaches_the_launch(launch):
     launch("""
     for pdl in (False, True):
@@ -167,6 +168,7 @@ def test_the_launcher_and_python_name_the_same_variants(launch):
     """)
 
 
+@pytest.mark.slow
 def test_a_launch_that_the_driver_refuses_names_the_kernel(launch):
     """As a launch with more shared memory than the chip has is refused."""
     launch("""

@@ -176,6 +176,7 @@ def test_a_launch_takes_what_was_measured_for_its_chip_and_its_shape(launch, pac
     assert printed == "[1, 16, 1, 12, 1]\n"  # 80 is nearer to 64: 128 elements in a block; 3000 to 4096
 
 
+@pytest.mark.slow
 def test_threads_that_launch_at_once_take_each_their_own_configuration(launch, package):
     """The kernel remembers three cases at most, so that the threads make it forget and choose again."""
     pytest.importorskip("triton")
@@ -313,6 +314,7 @@ def test_what_the_chips_of_a_target_take_is_built_ahead(run, package, driver):
     assert printed == "4096\n"
 
 
+@pytest.mark.slow
 def test_build_compiles_for_tensors_without_memory(run, package):
     pytest.importorskip("triton")
     store(package, (4096, 256))

@@ -217,6 +217,7 @@ def test_the_hook_gets_what_triton_passes(ops, hook):
     assert call["compile"]["num_warps"] == 8
 
 
+@pytest.mark.slow
 def test_a_monitor_that_raises_stops_the_launch_and_the_next_one_has_the_kernel(run, driver):
     """As vLLM's JIT monitor does in the mode "error"."""
     printed = run("""
