@@ -33,10 +33,10 @@ __all__ = [
     "folded",
     "group",
     "is_aligned",
+    "is_taken",
     "parts",
     "product_of_heads",
     "shape",
-    "takes_fewer_heads",
     "written_once",
 ]
 
@@ -151,7 +151,7 @@ def _attention(editor: Editor, node: fx.Node, masks: Masks) -> dict[fx.Node, fx.
     is_causal, mask = bool(_given(node, form.is_causal)), _given(node, form.mask)
     if target is not CUDNN:
         q, keys, values, mask = folded(editor, (q, keys, values, mask), is_causal, masks)
-    elif not takes_fewer_heads((q, keys, values), is_causal):
+    elif not is_taken(CUDNN, (q, keys, values), is_causal):
         raise Refused("cuDNN does not take it")
     elif mask is not None:
         mask = written_once(editor, mask, masks)
@@ -290,8 +290,11 @@ def _repeated(node: Any) -> fx.Node | None:
     return base if equal(shape(node), (batch, heads * each, length, size)) else None
 
 
-def takes_fewer_heads(given: Iterable[fx.Node], is_causal: bool) -> bool:
-    """Whether PyTorch says that cuDNN takes such q, k and v, with fewer heads of k than of q."""
+def is_taken(kernel: Any, given: Iterable[fx.Node], is_causal: bool) -> bool:
+    """Whether PyTorch says that cuDNN or the kernel for little memory takes such q, k and v.
+
+    cuDNN may get fewer heads of k than of q.
+    """
     samples = []
     for node in given:
         tensor = node.meta["val"]
@@ -299,11 +302,12 @@ def takes_fewer_heads(given: Iterable[fx.Node], is_causal: bool) -> bool:
         if not all(map(is_known, (heads, length, size))) or not number(tensor.stride(3), 1):
             return False
         samples.append(((1, heads, min(length, _ROWS), size), tensor.dtype, tensor.device))
-    key = (*samples, is_causal)
+    key = (kernel, *samples, is_causal)
     if key not in _answers:
         q, k, v = (torch.empty(size, dtype=dtype, device=device) for size, dtype, device in samples)
         cuda: Any = torch.backends.cuda  # untyped
-        _answers[key] = cuda.can_use_cudnn_attention(cuda.SDPAParams(q, k, v, None, 0.0, is_causal, True))
+        ask = cuda.can_use_cudnn_attention if kernel is CUDNN else cuda.can_use_efficient_attention
+        _answers[key] = ask(cuda.SDPAParams(q, k, v, None, 0.0, is_causal, kernel is CUDNN))
     return _answers[key]
 
 

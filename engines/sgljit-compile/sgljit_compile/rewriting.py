@@ -101,6 +101,7 @@ def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph
     for one in sinks.attentions(graph):
         if one.out.meta["val"].device.type in devices:
             _sinks(graph, one, masks, record)
+    masks = attention.Masks()  # a mask that was written may come too late for those
     for part, node in attention.parts(graph):
         tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
         if tensor.device.type in devices and attention.group(graph, part, node, masks):

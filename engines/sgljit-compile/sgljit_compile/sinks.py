@@ -26,9 +26,9 @@ from .attention import (
     Masks,
     folded,
     is_aligned,
+    is_taken,
     product_of_heads,
     shape,
-    takes_fewer_heads,
     written_once,
 )
 from .graphs import Editor, Refused, args, aten, convert, equal, is_call, is_known, leaks, number, pairs, replace, value
@@ -78,7 +78,7 @@ def fuse(graph: fx.Graph, one: Sinks, masks: Masks) -> None:
     """
     if leaks(one.nodes, {one.out}):
         raise Refused("something takes a value inside of it, such as the scores")
-    editor = Editor(graph, one.out)
+    editor, before = Editor(graph, one.out), dict(masks.written)
     try:
         out, logarithms = _attention(editor, one, masks)
         batch, heads, rows, _ = shape(one.sinks)
@@ -96,6 +96,7 @@ def fuse(graph: fx.Graph, one: Sinks, masks: Masks) -> None:
         result = editor.call(aten.reshape.default, rounded, shape(one.out))
     except Refused:
         editor.undo()
+        masks.written = before
         raise
     replace(graph, {one.out: result}, one.nodes)
 
@@ -112,13 +113,17 @@ def _attention(editor: Editor, one: Sinks, masks: Masks) -> tuple[fx.Node, fx.No
     device = q.meta["val"].device.type
     if device not in ("cpu", "cuda"):
         raise Refused("it is on another device")
+    if not all(number(x.meta["val"].stride(3), 1) for x in (keys, values)):
+        raise Refused("the elements of its rows are not side by side")
     if device == "cuda" and not all(is_aligned(x.meta["val"]) for x in (keys, values)):
         raise Refused("its rows do not begin at 16 bytes")
-    by_cudnn = device == "cuda" and takes_fewer_heads((q, keys, values), False)
+    by_cudnn = device == "cuda" and is_taken(CUDNN, (q, keys, values), False)
     if by_cudnn:
         mask = mask if mask is None else written_once(editor, mask, masks)
     else:
         q, keys, values, mask = folded(editor, (q, keys, values, mask), False, masks)
+        if device == "cuda" and not is_taken(EFFICIENT, (q, keys, values), False):
+            raise Refused("no kernel of PyTorch takes it")
     if device == "cpu":
         call = editor.call(ON_CPU, q, keys, values, attn_mask=mask, scale=one.scale)
     else:
@@ -179,8 +184,10 @@ def _around(out: fx.Node) -> Sinks:
     q, keys, turned = product_of_heads(product)
     batch, heads, rows, _ = sizes
     fits = equal(shape(q)[:2], (batch * heads, rows)) and equal(shape(left), (batch * heads, rows, length))
+    # A view may have other heads than the cache: then a mask would be for others, too.
+    fits = fits and equal(shape(keys)[:1], (batch,)) and heads % shape(keys)[1] == 0
     dtypes = {x.meta["val"].dtype for x in (q, keys, values, *([] if mask is None else [mask]))}
-    if not turned or not fits or not equal(shape(keys)[:3], shape(values)[:3]) or len(dtypes) != 1:
+    if not turned or not fits or not equal(shape(keys), shape(values)) or len(dtypes) != 1:
         raise Refused("it is no attention with sinks")
     if mask is not None and (len(shape(mask)) != 4 or not equal(shape(mask)[2:], (rows, length))):
         raise Refused("its mask has another shape")

@@ -102,8 +102,9 @@ def fuse(graph: fx.Graph, sorting: Sorting) -> None:
     except Refused:
         editor.undo()
         raise
-    numbers = {source for node in sorting.results["places"] for source in node.all_input_nodes}  # from 0 on, and memory
-    replace(graph, made, sorting.nodes | numbers)
+    # The numbers from 0 on, and the memory that they go to, if nothing else takes them.
+    sources = {source for node in sorting.results["places"] for source in node.all_input_nodes}
+    replace(graph, made, sorting.nodes | {source for source in sources if source.op == "call_function"})
 
 
 def _of_one_token(editor: Editor, sorting: Sorting) -> dict[str, torch.Tensor]:

@@ -84,8 +84,9 @@ def moe_align_block_size(model: ModelShape | None) -> Calls:
 
 
 def sort_by_expert(model: ModelShape | None) -> Calls:
-    """As ``moe_align_block_size``, whose kernels it shares."""
-    del model
+    """The kernels of few pairs and of many, for models with experts."""
+    if model is not None and model.model_type not in {**_SOFTMAX, **_SIGMOID, **_SQRT_SOFTPLUS}:
+        return
     for dtype in ("int32", "int64"):
         pairs = TensorSpec((TOKENS,), "int32")
         ids = {"topk_ids": TensorSpec((TOKENS, 1), dtype), "ends": TensorSpec((256,), "int32")}

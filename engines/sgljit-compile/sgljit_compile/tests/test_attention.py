@@ -221,7 +221,7 @@ def on_cuda(name, tokens=1, mask=(1, 1), takes=True, cache=None, heads=None):
 
     options = {"dtype": torch.bfloat16, "device": "cuda"}
     with FakeTensorMode(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "takes_fewer_heads", lambda _given, _is_causal: takes)
+        patch.setattr(attention, "is_taken", lambda _kernel, _given, _is_causal: takes)
         inputs = [torch.empty(x.shape, **options) for x in given(tokens=tokens)]
         if cache:
             inputs[1] = torch.empty(2, KV_HEADS, *cache, **options)

@@ -205,7 +205,7 @@ class Capped(Attention):
 
 
 class Whole(Attention):
-    """Other heads of k than of v."""
+    """Heads are repeated as a whole, not one by one."""
 
     def repeat(self, x):
         return (
@@ -219,6 +219,61 @@ class Whole(Attention):
 def test_another_computation_stays(form):
     record, _ = check(form(), [*given(), mask_of(1, 1)], None)
     assert not {part for part, _ in record.left if part == PART}
+
+
+class Reshaped(Attention):
+    """Scores with other heads than the cache: a mask is for these."""
+
+    shape = (2 * HEADS, 1)
+
+    def columns(self, scores, sinks):
+        return torch.cat([scores, scores.new_zeros(*scores.shape[:3], 1)], -1)
+
+    def forward(self, q, keys, values, sinks, mask=None):
+        scores = self.scores(q * 1, self.repeat(keys))
+        viewed = self.masked(scores.reshape(*self.shape, *scores.shape[2:]), mask)
+        shares = self.shares(self.columns(viewed, sinks)).reshape(scores.shape)
+        return torch.matmul(shares, self.repeat(values)).transpose(1, 2) * 1
+
+
+@pytest.mark.parametrize("shape", [(12, 1), (6, 2), (3, 4), (1, 12)])
+def test_scores_in_another_shape_stay(shape):
+    module = Reshaped()
+    module.shape = shape
+    for mask in (None, mask_of(1, shape[1])):
+        record, _ = check(module, [*given(), mask], None)
+        assert not record.left
+
+
+class Two(nn.Module):
+    """Two attentions with one mask: of one with sinks and one without either may be first."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, q, keys, values, sinks, mask, others):
+        return self.first(q, keys, others, sinks, mask), self.second(q, keys, values, sinks, mask)
+
+
+class Plain(Attention):
+    def forward(self, q, keys, values, sinks, mask=None):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(q * 1, self.repeat(keys), self.repeat(values), mask).transpose(1, 2) * 1
+
+
+@pytest.mark.parametrize(("first", "second"), [(Plain, Attention), (Attention, Plain), (Attention, Attention)])
+@pytest.mark.parametrize("size", [SIZE, 2 * SIZE])
+def test_two_attentions_share_a_mask(first, second, size):
+    """Where values are larger than keys, no kernel on the CPU takes them."""
+    module = Two(first(), second())
+    inputs = [*given(), mask_of(1, 1), given(size=size)[2]]
+    with torch.no_grad():
+        expected = module(*inputs)
+    result, record, _ = seen(module, *inputs)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    both = [(first, size), (second, SIZE)]
+    assert record.chains.get(PART, 0) == sum(one is Attention and of == SIZE for one, of in both)
 
 
 @pytest.mark.parametrize("inner", ["scores", "shares"])

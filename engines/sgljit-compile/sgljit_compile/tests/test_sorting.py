@@ -208,8 +208,7 @@ def test_another_computation_stays(form):
     assert not record.left
 
 
-@pytest.mark.parametrize("counts", ["histogram", "both"])
-def test_a_histogram_that_is_used_elsewhere_stays(counts):
+def test_a_histogram_that_is_used_elsewhere_stays():
     class Taken(Experts):
         def forward(self, gates):
             sorted_ids, order = self.sort(self.choose(gates).indices.reshape(-1))
@@ -254,6 +253,23 @@ class Larger(Experts):
 def test_another_inverse_stays_behind_the_op(form):
     _, graph = check(form())
     assert aten.index_put.default in {node.target for node in graph.graph.nodes}
+
+
+def test_the_memory_of_an_inverse_may_be_an_input_of_the_graph():
+    class Given(Experts):
+        def forward(self, gates, memory):
+            sorted_ids, order = self.sort(self.choose(gates).indices.reshape(-1))
+            places = memory.index_put((order,), torch.arange(order.size(0)))
+            return places, self.ends(self.histogram(sorted_ids))
+
+    inputs = given()
+    memory = torch.zeros(len(inputs) * K, dtype=torch.int64)
+    (places, ends), record, _ = seen(Given(), inputs, memory)
+    assert record.chains == {PART: 1}
+    ids = inputs.topk(K).indices.reshape(-1)
+    assert torch.equal(places, ids.argsort(stable=True).argsort())
+    assert torch.equal(ends, ids.bincount(minlength=EXPERTS).cumsum(0).int())
+    assert (memory == 0).all()
 
 
 def test_what_is_switched_off_stays():
