@@ -121,6 +121,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tmp_path):
     for index in range(len(ODD) + 5):
         load(str(index), flags=(f"-DVALUE={index}",))

@@ -87,6 +87,7 @@ def rows_of(label: str) -> list[tuple[int, int]]:
     return [(shape & (1 << 20) - 1, shape >> 40 & 63) for shape in shapes]
 
 
+@pytest.mark.slow
 def test_the_ops_that_an_engine_calls_decide(shape):
     kernels = [label for label in asked(shape(), ["rmsnorm", "gemma_rmsnorm"]) if " for sm_90a" in label]
     assert kernels

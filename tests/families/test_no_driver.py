@@ -104,6 +104,7 @@ def run(server):
     return run
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, libraries, run):
     """Each call that needs the driver says why it is missing. A driver that is loaded later is found; this one lacks
     functions."""

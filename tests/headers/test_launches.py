@@ -99,6 +99,7 @@ def test_two_enums_of_one_value_are_two_kernels(launched):
     assert again == added
 
 
+@pytest.mark.slow
 def test_more_shared_memory_than_32_bits_count_is_refused(launched):
     calls = """
     add(x, 1 << 16)

@@ -36,6 +36,7 @@ def test_continuous_integration_gets_the_short_range(monkeypatch, value, expecte
     assert get_benchmark_range([1, 2, 3], (1,)) == ([1] if expected else [1, 2, 3])
 
 
+@pytest.mark.slow
 def test_importing_it_imports_no_triton_and_nothing_that_draws():
     code = "import sys, sgljit_tools.benchmark, sgljit_tools.benchmark.results; "
     code += "print(sorted({'triton', 'matplotlib', 'pandas'} & sys.modules.keys()))"

@@ -121,6 +121,7 @@ def test_an_op_without_calls_is_named(install):
     assert recorded.stopped == (("recorded", "twice has neither samples nor calls"),)
 
 
+@pytest.mark.slow
 def test_what_was_noted_is_compared_with_what_the_host_part_passes(install):
     loop = record([install()], cuda_arch=None, on_cpu=True, tokens=(1,)).wanted[-1]
     build(loop)

@@ -101,6 +101,7 @@ def test_an_op_that_crashes_costs_one_check(run):
     )
 
 
+@pytest.mark.slow
 def test_what_the_declaration_shows_is_told_in_a_few_lines(run):
     done = run(REFUSED["writes_to_nothing"][1], "sgljit_core", "test", "door", "--device", "cpu")
     assert done.returncode not in (0, 5)
@@ -205,6 +206,7 @@ def test_another_project_sees_nothing_but_the_options(run, tmp_path):
     assert "1 passed" in run(RIGHT["writes"], "pytest", "-q", "-p", "no:cacheprovider", "elsewhere").stdout
 
 
+@pytest.mark.slow
 def test_markers_and_options_are_those_of_other_plugins_where_no_family_is_checked(tmp_path):
     def printed(*options: str) -> list[str]:
         command = [sys.executable, "-m", "pytest", *options]

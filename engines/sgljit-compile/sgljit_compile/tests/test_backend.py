@@ -144,6 +144,7 @@ def test_the_code_of_a_graph_imports_the_functions_of_ops():
         _ = calls.rmsnorm
 
 
+@pytest.mark.slow
 def test_where_every_rounding_counts_nothing_is_put_in():
     record = run(options={**ON, "emulate_precision_casts": True})
     assert "emulate_precision_casts" in record.note
@@ -226,6 +227,7 @@ def test_an_op_that_cannot_be_built_is_one_warning(monkeypatch, caplog):
     assert "runs on the engine's own code" in warnings[0].getMessage()
 
 
+@pytest.mark.slow
 def test_a_host_part_that_cannot_be_built_is_inductor_alone(monkeypatch, caplog):
     class Broken:
         def __getattr__(self, name):

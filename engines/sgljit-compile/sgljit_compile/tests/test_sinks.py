@@ -230,8 +230,8 @@ class Reshaped(Attention):
         return torch.cat([scores, scores.new_zeros(*scores.shape[:3], 1)], -1)
 
     def forward(self, q, keys, values, sinks, mask=None):
-        scores = self.scores(q * 1, self.repeat(keys))
-        viewed = self.masked(scores.reshape(*self.shape, *scores.shape[2:]), mask)
+        scores = torch.matmul(q * 1, self.repeat(keys).transpose(2, 3))
+        viewed = self.masked(scores.reshape(*self.shape, *scores.shape[2:]) * self.scale, mask)
         shares = self.shares(self.columns(viewed, sinks)).reshape(scores.shape)
         return torch.matmul(shares, self.repeat(values)).transpose(1, 2) * 1
 
@@ -302,6 +302,7 @@ def test_it_goes_with_the_chains_of_heads():
     assert not record.left
 
 
+@pytest.mark.slow
 def test_compiled():
     torch.compiler.reset()
     call = torch.compile(Attention(), backend="sgljit", options={"chains": "rope", "force_disable_caches": True})

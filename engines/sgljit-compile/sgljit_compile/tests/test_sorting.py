@@ -286,6 +286,7 @@ def test_more_experts_than_the_op_takes_stay():
     assert record.left == {(PART, "sort_by_expert does not take it, or cannot be built"): 1}
 
 
+@pytest.mark.slow
 def test_compiled_with_a_number_of_tokens_that_changes():
     torch.compiler.reset()
     call = torch.compile(Experts(), backend="sgljit", options={"chains": "moe", "force_disable_caches": True})

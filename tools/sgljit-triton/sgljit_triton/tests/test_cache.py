@@ -143,6 +143,7 @@ def test_a_damaged_artifact_is_never_loaded_and_replaced(ops, cache, file, caplo
     assert counted(lambda: build(ops)) == (1, 0)
 
 
+@pytest.mark.slow
 def test_an_artifact_of_another_kernel_in_this_place_is_not_launched(ops, cache):
     """Whole by its manifest, and yet of other arguments: what a look-up verifies is not all that a launch needs."""
     build(ops)

@@ -206,6 +206,7 @@ def test_more_scratch_memory_than_a_launch_passes_is_refused(launch):
     """)
 
 
+@pytest.mark.slow
 def test_a_kernel_of_a_newer_cuda_says_which_driver_it_needs(launch):
     launch("""
     LAST.load_status = 200

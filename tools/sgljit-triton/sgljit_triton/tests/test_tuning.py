@@ -168,6 +168,7 @@ def test_the_data_is_read_as_it_was_written_and_keeps_other_cases(package):
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
+@pytest.mark.slow
 def test_a_launch_takes_what_was_measured_for_its_chip_and_its_shape(launch, package):
     pytest.importorskip("triton")
     store(package, (64, 128), (4096, 256))
