@@ -5,7 +5,7 @@
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
 #   PYTEST="-k norm"    more arguments for test, test-slow and test-gpu
 #   DIST="--commit TAG"  more arguments for dist; --pure leaves out the compiled wheels, --sign KEY signs what they carry
-#   WORKERS=1           how many processes test and test-slow spread over (by default one more than there are cores, as
+#   WORKERS=1           how many processes test and test-slow spread over (by default two more than there are cores, as
 #                       some tests wait; 8 at most)
 #   TEST_CACHE=DIR      the kernel cache of test and test-slow, for runs that share one (by default each begins with an
 #                       empty one)
@@ -14,7 +14,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
 TEST_CACHE ?=
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
 CUDA ?= $(shell { nvcc --version || "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" --version; } >/dev/null 2>&1 \
           && echo system || echo pypi)
 
