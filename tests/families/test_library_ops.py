@@ -407,6 +407,7 @@ print("sgljit_quant.ops" in __import__("sys").modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [pytest.param("torch", marks=pytest.mark.slow), "sgljit_core"])
 def test_the_first_use_of_a_family_and_of_an_op_may_be_in_a_compiled_graph(first):
     imports = ["import torch", "from sgljit_core import ops"]

@@ -115,6 +115,7 @@ def test_more_shared_memory_than_32_bits_count_is_refused(launched):
     assert "no block has 4294968320 bytes of shared memory" in printed
 
 
+@pytest.mark.slow
 def test_no_block_has_more_shared_memory_than_the_device_gives_to_one(launched):
     sizes = "(232448, 232449, 1 << 31, (1 << 32) + 1024, -1)"  # the last is 2**64 - 1
     printed, _ = launched(f"print(*map(module.blocks_per_sm, {sizes})); add(x, 0)")

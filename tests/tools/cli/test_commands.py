@@ -35,6 +35,7 @@ def _install(site, name, text):
     plugin_on_disk.install(site, distribution, name, plugin=text.format(name=word), group=group, attribute=attribute)
 
 
+@pytest.mark.slow
 def test_a_distribution_adds_commands_also_to_the_group_of_the_cache(tmp_path):
     _install(tmp_path, "utter", COMMAND)
     _install(tmp_path, "cache.shout", COMMAND)
@@ -58,6 +59,7 @@ def {name}(name: str, artifact: list[str]) -> None:
 """
 
 
+@pytest.mark.slow
 def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_path, private_cache):
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     (tmp_path / "config.json").write_text(json.dumps(config))

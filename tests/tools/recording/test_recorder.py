@@ -91,6 +91,7 @@ def test_the_kernels_of_the_device_and_the_loops_of_the_cpu_are_noted(install):
     ]
 
 
+@pytest.mark.slow
 def test_a_declared_call_that_the_op_refuses_is_an_error_with_the_call(install):
     with pytest.raises(RecordingError, match=r"(?s)recorded\.twice: the call that it declares raises .*\(-1, 32\)"):
         record([install(columns=32)], cuda_arch=None, on_cpu=True, tokens=(1,))

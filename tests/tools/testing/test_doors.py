@@ -59,6 +59,7 @@ def results(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]
     return {line["test"].rpartition("/")[2]: line for line in lines}
 
 
+@pytest.mark.slow
 def test_the_command_runs_the_tests_of_a_family_and_the_checks(run):
     done = run(
         RIGHT["writes"], "sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "own or gpu or results"

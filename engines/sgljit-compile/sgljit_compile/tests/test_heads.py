@@ -454,6 +454,7 @@ def test_a_place_that_is_not_there_is_an_error():
         seen(Prologue(), *inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sizes_that_change(stored):
     inputs = given(tokens=6)

@@ -112,6 +112,7 @@ def test_a_compiled_model_is_one_graph_with_ops_where_they_are_wanted(name, in_g
     assert len(ours) == (len(layers) if in_graphs else 0)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compiled_before_still_computes_the_same():
     net, ids = model("qwen3"), prompt()
     torch.compiler.reset()

@@ -26,6 +26,7 @@ def test_what_is_no_module_is_a_type_error(call):
         call("Qwen/Qwen3-8B")
 
 
+@pytest.mark.slow
 def test_without_the_engine_a_model_stays_as_it_is():
     code = """
         import importlib_metadata, torch, sgljit_transformers

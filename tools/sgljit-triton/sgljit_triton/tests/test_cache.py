@@ -90,6 +90,7 @@ def test_an_edit_of_what_a_kernel_calls_makes_another_key_and_its_undoing_the_ol
     assert counted(lambda: build(ops)) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_moved_cache_serves_a_moved_family(ops, package, cache, tmp_path, run):
     build(ops)
     payloads = b"".join(file.read_bytes() for file in cache.rglob("kernel.cubin"))

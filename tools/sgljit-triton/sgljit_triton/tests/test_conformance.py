@@ -110,6 +110,7 @@ def test_an_edited_kernel_is_interpreted_anew_and_its_error_is_raised(run):
     """)
 
 
+@pytest.mark.slow
 def test_one_process_interprets_the_kernels_of_all_files(run, package):
     """Kernels of two files and two families take turns; an edit of one is seen, and the process stays."""
     (package / "kernels" / "other.py").write_text(

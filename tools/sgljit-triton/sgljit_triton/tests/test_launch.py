@@ -45,6 +45,7 @@ def test_a_kernel_gets_its_arguments(launch):
     """)
 
 
+@pytest.mark.slow
 def test_a_call_that_does_not_match_what_was_specialised_gets_another_variant(launch):
     built = launch("""
     A = 1 << 40

@@ -82,6 +82,7 @@ def test_why_says_what_sets_a_kernel_apart_and_compiles_nothing(ops, cache):
     assert len(list(cache.rglob("kernel.cubin"))) == 1
 
 
+@pytest.mark.slow
 def test_a_launch_may_be_asked_about_and_launches_nothing(run, driver):
     printed = run("""
         import sgljit_core
