@@ -10,6 +10,7 @@ import sys
 import zipfile
 
 import plugin_on_disk
+import pytest
 
 COMMAND = """\
 def {name}(word: str) -> None:
