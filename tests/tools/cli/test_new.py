@@ -172,7 +172,6 @@ def test_the_command_says_what_to_do_next(here):
 @pytest.mark.parametrize(
     ("device", "chosen"),
     [
-        ("cpu", "by_hand or refused or signatures"),
         pytest.param("cpu", "by_hand or refused or signatures or dry_run", marks=pytest.mark.slow),
         pytest.param("cuda", "by_hand or results or layouts or stream or graph", marks=pytest.mark.gpu),
     ],

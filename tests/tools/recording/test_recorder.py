@@ -207,6 +207,7 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 """
 
 
+@pytest.mark.slow
 def test_a_body_in_python_gets_tensors_on_a_device_that_is_not_there(install, tmp_path):
     name = install()
     (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % ", device=x.device")

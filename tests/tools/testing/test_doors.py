@@ -111,6 +111,7 @@ def test_what_the_declaration_shows_is_told_in_a_few_lines(run):
     assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
 
 
+@pytest.mark.slow
 def test_a_family_that_does_not_compile_is_told_once_in_a_few_lines(run):
     done = run(
         in_cpp(IN_PLACE_OF),

@@ -185,6 +185,7 @@ def test_a_graph_that_runs_twice_gives_the_same():
         torch.testing.assert_close(second, function(*given), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_results_have_the_strides_that_they_had(stored):
     class Returning(Prologue):
