@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -11,7 +13,7 @@ import uuid
 import pytest
 
 from sgljit_core.errors import ConfigError
-from sgljit_remote import asking, config, objects, stores
+from sgljit_remote import asking, config, objects, stores, web
 from sgljit_remote.asking import TryAgainError
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RefusedObjectError, RemoteUnavailableError
@@ -265,3 +267,26 @@ def test_a_redirect_to_tls_is_followed_and_its_certificate_is_looked_at(server, 
             stores.opened(server.url, check_owners=False).get("x", 10, LATER)
         monkeypatch.setenv("SSL_CERT_FILE", str(file))
         assert stores.opened(server.url, check_owners=False).get("x", 10, LATER) == b"content"
+
+
+ASKED = """
+import sys, time
+from sgljit_remote import web
+with web.Client().answered(sys.argv[1], time.monotonic() + 10) as answer:
+    print(answer.read().decode(), "encodings.idna" in sys.modules)
+"""
+
+
+def test_a_request_imports_no_codec_of_international_names():
+    """It would take as long as the request."""
+    with running() as server:
+        server.objects["/name"] = b"content"
+        command = [sys.executable, "-c", ASKED, f"{server.url}/name"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "no_proxy": "*"})
+    assert done.stdout == "content False\n"
+
+
+def test_a_host_of_another_script_is_looked_up_as_text():
+    answered = web.Client().answered("http://h\u00f6st.invalid/name", time.monotonic() + 10)
+    with pytest.raises(TryAgainError, match=r"not known|resolution|No address"), answered:
+        pass
