@@ -219,6 +219,7 @@ except errors.ArtifactLoadError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_a_free_descriptor_the_error_says_how_to_get_one(script):
     child = script(NO_DESCRIPTOR)
     assert child.stdout.startswith("one_more cannot be loaded, as there is no file for it: "), child.stderr
@@ -366,6 +367,7 @@ def test_a_cuda_module_builds_and_loads_without_a_gpu(nvcc, tmp_path, capability
     assert (tmp_path / "cache" / name).is_dir()
 
 
+@pytest.mark.slow
 def test_a_module_may_hold_both_languages(nvcc, tmp_path):
     csrc = write(tmp_path, negate__cu=CUDA, scale__cpp=SCALE)
     with override_cuda_arch(9, 0):

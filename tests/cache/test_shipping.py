@@ -649,6 +649,7 @@ def test_without_a_device_the_part_of_a_family_for_the_cpu_is_built_and_kept(sgl
     assert sgljit("cache", "why", "kvcache", **only).stdout.endswith("5 of 5 are in the cache\n")
 
 
+@pytest.mark.slow
 def test_what_a_package_carries_is_listed_and_verified_whoever_can_write_it(sgljit, cache, tmp_path):
     site = tmp_path / "site"
     package = plugin_on_disk.install(site, "sgljit-many", "many")

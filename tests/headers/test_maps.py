@@ -284,6 +284,7 @@ def test_a_functor_may_have_a_long_name(family):
     assert out.tolist() == [1, 3, 5, 7]
 
 
+@pytest.mark.slow
 def test_a_largest_value_is_that_of_float8_or_int8(family):
     """The scale of another type would be wrong, and nobody would see it."""
     functor = (toolbox.CSRC / "maps.h").read_text().replace("v * scale + shift", "v * largest", 1)

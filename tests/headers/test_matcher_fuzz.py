@@ -239,6 +239,7 @@ BATCHES = given(
 FUZZ = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @BATCHES
 @settings(FUZZ, max_examples=15)
 def test_accepts_what_the_rules_accept(matcher, seed: int, numbers: list[int], likely: float) -> None:

@@ -475,6 +475,7 @@ def test_segments_that_share_memory_are_refused(programs):
         programs.qknorm(x[:, :3], x[:, 2:], weight, weight, EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a loop has one version on this machine")
 def test_each_version_of_a_loop_is_compiled(tmp_path):
     """Which tests of ops do not: see the root's conftest.py. A function that is not inlined would not be in them."""
