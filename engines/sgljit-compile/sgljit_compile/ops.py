@@ -91,7 +91,7 @@ def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: in
         op: the op.
         kind: what ``report`` calls such tensors.
         arguments: of the op. The tensors it is called with are new and hold zeros.
-        most: their rows, where these are more.
+        most: the rows of a tensor that has more, or whose number is not known.
     """
     signature = tuple((name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items())
     call = functools.partial(_try, op, arguments, most)
