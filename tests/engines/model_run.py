@@ -37,6 +37,9 @@ def calls(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor | Non
     if model.rms_norm:
         yield "norm", f"{gemma}rmsnorm", [hidden, tensor(model.hidden_size), tensor(MOST, model.hidden_size)]
         yield "norm", f"{gemma}fused_add_rmsnorm", [hidden, tensor(MOST, model.hidden_size), tensor(model.hidden_size)]
+        if model.traits.sandwich_norm:
+            weights = [tensor(model.hidden_size), tensor(model.hidden_size)]
+            yield "norm", f"{gemma}fused_rmsnorm_add_rmsnorm", [hidden, tensor(MOST, model.hidden_size), *weights]
     for size in model.latent_sizes:  # a slice of the projection that also has the rotary part
         rows = tensor(MOST, size + 64)[:, :size]
         yield "norm", f"{gemma}rmsnorm", [rows, tensor(size), tensor(MOST, size)]

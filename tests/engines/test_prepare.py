@@ -54,7 +54,7 @@ MODELS = {
 }
 RUN_OPS = {
     *("rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "fused_inplace_qknorm"),
-    *("gemma_fused_inplace_qknorm", "silu_and_mul", "gelu_tanh_and_mul"),
+    *("gemma_fused_rmsnorm_add_rmsnorm", "gemma_fused_inplace_qknorm", "silu_and_mul", "gelu_tanh_and_mul"),
 }
 
 

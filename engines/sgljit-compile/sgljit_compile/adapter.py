@@ -15,6 +15,8 @@ ADAPTER = Adapter(
         "norm": {
             "fused_add_rmsnorm": "add + norm",
             "gemma_fused_add_rmsnorm": "add + norm with 1 + weight",
+            "fused_rmsnorm_add_rmsnorm": "norm + add + norm",
+            "gemma_fused_rmsnorm_add_rmsnorm": "norm + add + norm with 1 + weight",
         },
         "rope": {
             "fused_qk_norm_rope_with_kvcache": "qk-norm + rope + store",

@@ -1,7 +1,8 @@
-"""How do the addition of a residual and the norm of the sum become one launch?"""
+"""How do the addition of a residual and the norm of the sum become one launch, with a norm before the addition?"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -26,12 +27,28 @@ from .graphs import (
 from .norms import Norm
 from .ops import ADD_NORM, overload, works
 
-__all__ = ["fuse", "is_behind_addition", "kind_of", "op_of"]
+__all__ = ["before", "fuse", "is_behind_addition", "kind_of", "op_of"]
 
 
-def op_of(norm: Norm) -> str:
-    """The op for a norm behind an addition."""
-    return ADD_NORM[norm.plus_one]
+def op_of(norm: Norm, first: Norm | None) -> str:
+    """The op for a norm behind an addition, and for the norm before that, if there is one."""
+    return ADD_NORM[first is not None, norm.plus_one]
+
+
+def before(norm: Norm, by_result: Mapping[fx.Node, Norm]) -> Norm | None:
+    """The norm of the same kind whose result is an addend of a norm's sum, and nothing else.
+
+    Args:
+        norm: behind an addition.
+        by_result: the graph's norms by their results.
+    """
+    for addend in args(norm.x):
+        first = by_result.get(addend)
+        if first is None or is_behind_addition(first) or len(addend.users) != 1:
+            continue
+        if first.eps == norm.eps and first.plus_one == norm.plus_one:
+            return first
+    return None
 
 
 def kind_of(norm: Norm) -> tuple[Any, ...]:
@@ -40,33 +57,40 @@ def kind_of(norm: Norm) -> tuple[Any, ...]:
     return (rows.shape[-1], rows.dtype, rows.device)
 
 
-def fuse(graph: fx.Graph, norm: Norm) -> None:
-    """Put the op in the place of a norm and of the addition before it.
+def fuse(graph: fx.Graph, norm: Norm, first: Norm | None) -> None:
+    """Put the op in the place of a norm, of the addition before it, and of the norm before that, if there is one.
 
     Raises:
         Refused: the graph stays as it is, for a reason.
     """
     total, values = norm.x, Values(graph)
-    first, second = _addends(total)
-    if leaks(norm.nodes, norm.shared | {norm.out}):
+    x, residual = _addends(total)
+    chain = [norm]
+    if first is not None:
+        x, residual = (first.x, residual) if x is first.out else (first.x, x)
+        chain.insert(0, first)
+    if any(leaks(one.nodes, one.shared | {one.out}) for one in chain):
         raise Refused("something takes a value inside of it, such as the sum in float32")
     if values.order[norm.weight] > values.order[total]:
         raise Refused("its weight is computed later than the sum")
-    for addend, other in ((first, second), (second, first)):
-        _check(values, addend, other, total)
+    own = {total} if first is None else {total, *first.nodes}
+    for addend, other in ((x, residual), (residual, x)):
+        _check(values, addend, other, own)
+    op = op_of(norm, first)
     editor = Editor(graph, total)
     try:
-        rows = [_rows(editor, addend) for addend in (first, second)]
-        _try(norm, [view for _, view in rows])
+        rows = [_rows(editor, addend) for addend in (x, residual)]
+        weights = dict(zip(("weight", "next_weight"), (one.weight for one in chain), strict=False))
+        _try(op, kind_of(norm), [view for _, view in rows], weights, norm.eps)
         written = {name: row for name, (row, _) in zip(("input", "residual"), rows, strict=True)}
-        normed, summed = editor.write(overload(op_of(norm)), written, {"weight": norm.weight, "eps": norm.eps})
+        normed, summed = editor.write(overload(op), written, {**weights, "eps": norm.eps})
         for old, new in ((norm.out, normed), (total, summed)):
             if not same_layout(old.meta["val"], new.meta["val"]):
                 raise Refused("its result would have other strides")
     except Refused:
         editor.undo()
         raise
-    replace(graph, {norm.out: normed, total: summed}, norm.nodes)
+    replace(graph, {norm.out: normed, total: summed}, {node for one in chain for node in one.nodes})
 
 
 def _rows(editor: Editor, addend: fx.Node) -> tuple[tuple[fx.Node, tuple[Any, ...]], torch.Tensor]:
@@ -84,15 +108,14 @@ def _rows(editor: Editor, addend: fx.Node) -> tuple[tuple[fx.Node, tuple[Any, ..
     return (addend, ([editor.product(*outer), size], [size, 1], 0)), tensor.view(-1, size)
 
 
-def _try(norm: Norm, flat: list[torch.Tensor]) -> None:
+def _try(op: str, kind: tuple[Any, ...], rows: list[torch.Tensor], weights: Mapping[str, fx.Node], eps: float) -> None:
     """Whether the op takes these rows.
 
     Raises:
         Refused: it does not, or it cannot be built.
     """
-    op = op_of(norm)
-    arguments = {"input": flat[0], "residual": flat[1], "weight": norm.weight.meta["val"], "eps": norm.eps}
-    if not works(op, kind_of(norm), arguments):
+    vectors = {name: weight.meta["val"] for name, weight in weights.items()}
+    if not works(op, kind, {"input": rows[0], "residual": rows[1], **vectors, "eps": eps}):
         raise Refused(f"{op} does not take it, or cannot be built")
 
 
@@ -115,15 +138,16 @@ def _addends(total: fx.Node) -> tuple[fx.Node, fx.Node]:
     return first, second
 
 
-def _check(values: Values, addend: fx.Node, other: fx.Node, total: fx.Node) -> None:
-    """Whether an addend may be overwritten, and whether a kernel ends with it."""
+def _check(values: Values, addend: fx.Node, other: fx.Node, own: Collection[fx.Node]) -> None:
+    """Whether an addend may be overwritten by the nodes of a chain, and whether a kernel ends with it."""
     owner = values.owner(addend)
     if owner.op != "call_function":
         raise Refused("an addend is an input of the graph, which an op in place would have to copy")
     if owner is values.owner(other):
         raise Refused("its addends share memory")
-    others = values.readers(addend) - {total}
-    if any(values.order[user] > values.order[total] for user in others):
+    last = max(values.order[node] for node in own)
+    others = values.readers(addend).difference(own)
+    if any(values.order[user] > last for user in others):
         raise Refused("an addend is needed later, which an op in place would have to copy")
     if any(is_call(user, aten.cat.default) for user in others):  # the compiler may let an addend lie in the result
         raise Refused("an addend is a part of a concatenation")

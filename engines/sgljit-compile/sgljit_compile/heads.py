@@ -8,6 +8,7 @@ heads of q go with each head of k as there are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +89,15 @@ class Store:
 
 @dataclass
 class Tables:
-    """Nodes that all layers of a graph share: the angles, and the places of tokens."""
+    """Nodes that all layers of a graph share: the angles, and the places of tokens.
+
+    Attributes:
+        made: by what they are of.
+        stacks: by the places of a layer, those of several layers [layers, tokens], and the row.
+    """
 
     made: dict[Any, fx.Node] = field(default_factory=dict)
+    stacks: Mapping[fx.Node, tuple[fx.Node, int]] = field(default_factory=dict)
 
 
 def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads | None:
@@ -216,7 +223,8 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
         raise Refused("its inputs need its results")
     # A table that another chain has made may come too late for this one.
     before = values.order[place]
-    earlier = Tables({key: node for key, node in tables.made.items() if values.order[node] <= before})
+    made = {key: node for key, node in tables.made.items() if values.order[node] <= before}
+    earlier = Tables(made, {key: row for key, row in tables.stacks.items() if values.order[row[0]] <= before})
     editor = Editor(graph, place)
     try:
         op, news = _put(editor, q, k, store, earlier)
@@ -351,20 +359,23 @@ def _slots(editor: Editor, store: Store, groups: int, tables: Tables) -> fx.Node
 
     ``index_put`` counts a negative position from the end and refuses one that is not there; so does ``index`` here.
     """
+    places, row = tables.stacks.get(store.positions, (store.positions, None))
 
     def make() -> fx.Node:
         batch, _, length, _ = (int(size) for size in store.k_cache.meta["val"].shape)
         device = store.k_cache.meta["val"].device
-        checked = editor.call(aten.index.Tensor, _counting(editor, length, device), [store.positions])
+        checked = editor.call(aten.index.Tensor, _counting(editor, length, device), [places])
         if groups == 1 and batch == 1:
             return checked
+        layers = places.meta["val"].shape[:-1]
         first = editor.call(aten.mul.Tensor, _counting(editor, batch * groups, device), length)
         of_heads = editor.call(aten.reshape.default, first, [batch, 1, groups])
-        of_tokens = editor.call(aten.reshape.default, checked, [1, -1, 1])
-        return editor.call(aten.reshape.default, editor.call(aten.add.Tensor, of_heads, of_tokens), [-1])
+        of_tokens = editor.call(aten.reshape.default, checked, [*layers, 1, -1, 1])
+        return editor.call(aten.reshape.default, editor.call(aten.add.Tensor, of_heads, of_tokens), [*layers, -1])
 
-    key = ("slots", store.positions, tuple(store.k_cache.meta["val"].shape[:3]), groups)
-    return _once(tables, key, make)
+    key = ("slots", places, tuple(store.k_cache.meta["val"].shape[:3]), groups)
+    slots = _once(tables, key, make)
+    return slots if row is None else editor.call(aten.select.int, slots, 0, row)
 
 
 def _slots_view(cache: fx.Node, groups: int) -> tuple[Any, ...]:

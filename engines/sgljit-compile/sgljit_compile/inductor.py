@@ -22,6 +22,7 @@ __all__ = [
     "Rewrite",
     "attention_op",
     "compile_graph",
+    "each_plus",
     "joins_products",
     "keeps_roundings",
     "mode_options",
@@ -155,6 +156,12 @@ def reset() -> None:
 def attention_op(name: str) -> Any:
     """A kernel of PyTorch's attention, as a graph calls it. Their names begin with an underscore."""
     return getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+
+
+def each_plus() -> Any:
+    """The sum of each tensor of a list and a number, as a graph calls it: inductor makes one kernel of it."""
+    name = "_foreach_add"
+    return getattr(torch.ops.aten, name).Scalar
 
 
 def writing(

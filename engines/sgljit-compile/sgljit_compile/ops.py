@@ -16,7 +16,13 @@ from .graphs import is_known
 
 __all__ = ["ADD_NORM", "HEADS", "ROUTING", "SORTING", "functions", "identity", "loads", "overload", "works"]
 
-ADD_NORM: Mapping[bool, str] = {False: "fused_add_rmsnorm", True: "gemma_fused_add_rmsnorm"}  # by 1 + weight
+# By whether another norm is before the addition, and whether the norms multiply by 1 + weight.
+ADD_NORM: Mapping[tuple[bool, bool], str] = {
+    (False, False): "fused_add_rmsnorm",
+    (False, True): "gemma_fused_add_rmsnorm",
+    (True, False): "fused_rmsnorm_add_rmsnorm",
+    (True, True): "gemma_fused_rmsnorm_add_rmsnorm",
+}
 
 # By whether the heads are normalised, and whether they are stored.
 HEADS: Mapping[tuple[bool, bool], str] = {

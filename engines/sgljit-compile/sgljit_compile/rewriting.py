@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import fx
 
-from . import add_norm, attention, heads, routing, sinks, sorting
+from . import add_norm, attention, counters, heads, routing, sinks, sorting
 from .adapter import ADAPTER
 from .graphs import Refused
 from .heads import Heads, Tables
@@ -29,6 +29,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
     """
     _add_norms(graph, _heads(graph, ops, record), ops, record)
     _attention(graph, ops, record)
+    counters.advance(graph, _devices_of_heads(ops))
     _sortings(graph, ops, record)
     _routings(graph, ops, record)
 
@@ -39,7 +40,7 @@ def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) ->
     found = [heads.heads_of(rotation, by_result) for rotation in rotations(graph)]
     of_heads = {one.norm.out for one in found if one is not None and one.norm is not None}
     rotated = {one.out for one in found if one is not None}
-    tables = Tables()
+    tables = Tables(stacks=counters.stacked(graph, _places(found, rotated))) if _devices_of_heads(ops) else Tables()
     while found:
         one, other = found[0], found[1] if len(found) > 1 else None
         reason = "q and k are not side by side"
@@ -52,6 +53,13 @@ def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) ->
         record.left["rope", reason] += 1
         del found[0]
     return of_heads
+
+
+def _places(found: list[Heads | None], rotated: set[fx.Node]) -> Iterator[fx.Node]:
+    """The places of the tokens in the caches of all layers."""
+    for one in found:
+        if one is not None and (store := heads.store_of(one, rotated)) is not None:
+            yield store.positions
 
 
 def _pair(
@@ -76,19 +84,27 @@ def _pair(
 
 def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Fuse each norm behind an addition, but for some others."""
+    by_result = {norm.out: norm for norm in norms(graph) if norm.out not in others}
+    behind = [norm for norm in by_result.values() if add_norm.is_behind_addition(norm)]
+    firsts = {norm.out: first for norm in behind if (first := add_norm.before(norm, by_result)) is not None}
+    alone = [norm for norm in by_result.values() if norm not in behind and norm not in firsts.values()]
     replaced: set[fx.Node] = set()
-    for norm in list(norms(graph)):
-        if norm.out in others:
-            continue
+    for norm in behind:
         if norm.x in replaced:
             record.left["norm", "its sum is on an op already, with another norm"] += 1
             continue
-        if not add_norm.is_behind_addition(norm):
-            record.left["norm", "no addition is right before it"] += 1
-            continue
-        fuse = functools.partial(add_norm.fuse, graph, norm)
-        if _put(ops, record, add_norm.op_of(norm), add_norm.kind_of(norm), norm.x, fuse):
+        first = firsts.get(norm.out)
+        fuse = functools.partial(add_norm.fuse, graph, norm, first)
+        if _put(ops, record, add_norm.op_of(norm, first), add_norm.kind_of(norm), norm.x, fuse):
             replaced.add(norm.x)
+        elif first is not None:
+            alone.append(first)
+    if alone:
+        record.left["norm", "no addition is right before it"] += len(alone)
+
+
+def _devices_of_heads(ops: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*(ops.get(op, ()) for op in HEADS.values()))
 
 
 def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
@@ -96,7 +112,7 @@ def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph
 
     Attention with sinks runs on a kernel of attention there.
     """
-    devices = frozenset[str]().union(*(ops.get(op, ()) for op in HEADS.values()))
+    devices = _devices_of_heads(ops)
     masks = attention.Masks()
     for one in sinks.attentions(graph):
         if one.out.meta["val"].device.type in devices:

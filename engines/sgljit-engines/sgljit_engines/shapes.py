@@ -23,11 +23,13 @@ class Traits(NamedTuple):
         qk_norm: what of queries and keys is normalised: nothing (""), each "head", or "all" heads of a token together.
         gated_mlp: whether a token passes an MLP with a gate outside of the routed experts, whose kernels have an
             activation of their own.
+        sandwich_norm: whether the results of attention and of the MLP are normalised before the residual's addition.
     """
 
     one_plus: bool = False
     qk_norm: str = ""
     gated_mlp: bool = True
+    sandwich_norm: bool = False
 
 
 # By the ``model_type`` of a config, which is that of the text model where a model has several parts. The tests of
@@ -35,9 +37,11 @@ class Traits(NamedTuple):
 _PLAIN_TYPES = ("deepseek_v2", "deepseek_v3", "granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
 MODEL_TYPES: Mapping[str, Traits] = {
     **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), Traits()),
-    **dict.fromkeys(("gemma", "gemma2"), Traits(one_plus=True)),
     **dict.fromkeys(("gpt_oss", "mixtral"), Traits(gated_mlp=False)),
-    "gemma3_text": Traits(one_plus=True, qk_norm="head"),
+    "gemma": Traits(one_plus=True),
+    "gemma2": Traits(one_plus=True, sandwich_norm=True),
+    "gemma3_text": Traits(one_plus=True, qk_norm="head", sandwich_norm=True),
+    "glm4": Traits(sandwich_norm=True),
     "olmo2": Traits(qk_norm="all"),
     "qwen3": Traits(qk_norm="head"),
     "qwen3_moe": Traits(qk_norm="head", gated_mlp=False),

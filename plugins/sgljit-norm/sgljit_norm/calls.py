@@ -17,6 +17,7 @@ Calls = Iterator[dict[str, Any]]
 
 _HIDDEN_SIZES = (2048, 2880, 3072, 4096, 5120, 6144, 7168, 8192, 16384)
 _GEMMA_SIZES = (2304, 2560, 3584, 3840, 5376)
+_SANDWICH_SIZES = (4096, 6144)
 _LAYERNORM_SIZES = (768, 1024, 4096, 8192)
 _ANY_SIZE = 1 << 20  # more than a block holds in registers: the kernel for rows of any size
 _HALVES = ("float16", "bfloat16")
@@ -40,6 +41,16 @@ def fused_add_rmsnorm(model: ModelShape | None) -> Calls:
 def gemma_fused_add_rmsnorm(model: ModelShape | None) -> Calls:
     """As ``fused_add_rmsnorm``."""
     return _added(model, _GEMMA_SIZES, one_plus=True)
+
+
+def fused_rmsnorm_add_rmsnorm(model: ModelShape | None) -> Calls:
+    """Hidden states of models with a norm before the addition, too."""
+    return _sandwiched(_added(model, _SANDWICH_SIZES, one_plus=False), model)
+
+
+def gemma_fused_rmsnorm_add_rmsnorm(model: ModelShape | None) -> Calls:
+    """As ``fused_rmsnorm_add_rmsnorm``."""
+    return _sandwiched(_added(model, _GEMMA_SIZES, one_plus=True), model)
 
 
 def fused_inplace_qknorm(model: ModelShape | None) -> Calls:
@@ -112,6 +123,12 @@ def _added(model: ModelShape | None, usual: Iterable[int], *, one_plus: bool) ->
         shapes = [(model.hidden_size, model.dtype)] if _has(model, one_plus) else []
     for size, dtype in shapes:
         yield {"input": _rows(size, dtype), "residual": _rows(size, dtype), "weight": TensorSpec((size,), dtype)}
+
+
+def _sandwiched(calls: Calls, model: ModelShape | None) -> Calls:
+    """Calls of a norm behind an addition, with the weight of a norm before it; none where a model has no such norm."""
+    if model is None or model.traits.sandwich_norm:
+        yield from ({**call, "next_weight": call["weight"]} for call in calls)
 
 
 def _heads(model: ModelShape | None, usual: Iterable[int], *, one_plus: bool) -> Calls:

@@ -101,6 +101,55 @@ def gemma_fused_add_rmsnorm(
     """
 
 
+@FAMILY.op(mutates=("input", "residual"))
+def fused_rmsnorm_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    next_weight: torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """``residual = rmsnorm(input, weight) + residual``, then ``input = rmsnorm(residual, next_weight)``, both in place.
+
+    One launch between two blocks of a model that also normalises the result of a block, such as GLM-4 (sandwich
+    normalisation, https://arxiv.org/abs/2105.13290). Computed in float32: the first norm is not rounded before the
+    addition, nor the sum before the second norm. No row: a no-op.
+
+    Args:
+        input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
+        residual: like ``input``, with a row stride of its own, and in memory of its own.
+        weight: [hidden], contiguous, of the input's dtype and device; that of the norm before the addition.
+        next_weight: like ``weight``; that of the norm of the sum.
+        eps: at least 0; added to both means of squares.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: rows of ``input`` and of ``residual`` share memory, or with a weight; ``eps`` is negative.
+    """
+
+
+@FAMILY.op(mutates=("input", "residual"))
+def gemma_fused_rmsnorm_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    next_weight: torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """``fused_rmsnorm_add_rmsnorm`` with ``1 + weight`` and ``1 + next_weight``, as Gemma 2 and 3 have it.
+
+    Args:
+        input: [tokens, hidden], as in ``fused_rmsnorm_add_rmsnorm``.
+        residual: like ``input``.
+        weight: [hidden], contiguous, of the input's dtype and device; that of the norm before the addition.
+        next_weight: like ``weight``; that of the norm of the sum.
+        eps: at least 0; added to both means of squares.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``fused_rmsnorm_add_rmsnorm``.
+    """
+
+
 @FAMILY.op(mutates=("q", "k"))
 def fused_inplace_qknorm(
     q: torch.Tensor,

@@ -58,6 +58,33 @@ def gemma_fused_add_rmsnorm(
     fused_add_rmsnorm(input, residual, 1 + weight.double(), eps)
 
 
+def fused_rmsnorm_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    next_weight: torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """``residual = rmsnorm(input) + residual``, then ``input = rmsnorm(residual)``, each rounded where it is stored."""
+    normed = input.double()
+    rmsnorm(normed, weight, None, eps)
+    total = normed + residual.double()
+    residual.copy_(total)
+    rmsnorm(total, next_weight, None, eps)
+    input.copy_(total)
+
+
+def gemma_fused_rmsnorm_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    next_weight: torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """``fused_rmsnorm_add_rmsnorm`` with ``1 + weight``."""
+    fused_rmsnorm_add_rmsnorm(input, residual, 1 + weight.double(), 1 + next_weight.double(), eps)
+
+
 def fused_inplace_qknorm(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -39,6 +39,15 @@ def fused_add_rmsnorm(device: torch.device) -> Iterator[Sample]:
 gemma_fused_add_rmsnorm = fused_add_rmsnorm
 
 
+def fused_rmsnorm_add_rmsnorm(device: torch.device) -> Iterator[Sample]:
+    """As in ``fused_add_rmsnorm``."""
+    for sample in fused_add_rmsnorm(device):
+        yield {**sample, "next_weight": _vector(sample["input"])}
+
+
+gemma_fused_rmsnorm_add_rmsnorm = fused_rmsnorm_add_rmsnorm
+
+
 def fused_inplace_qknorm(device: torch.device) -> Iterator[Sample]:
     """Every dtype, head sizes of every kernel, grouped heads, in separate buffers and as views of one."""
     for dtype in _DTYPES:

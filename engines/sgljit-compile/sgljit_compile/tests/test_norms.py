@@ -286,6 +286,110 @@ def test_addends_that_broadcast_stay():
     check(call, inputs(), "")
 
 
+def sandwich(first, second, use=lambda normed, total, inner: (normed, total)):
+    """A product, its norm, the addition and the norm of the sum, as Gemma 3 has it."""
+
+    def call(x, residual, matrix, other):
+        inner = first(x @ matrix)
+        total = residual @ other + inner
+        return use(second(total), total, inner)
+
+    return call
+
+
+def two_norms(plus_one=False, dtype=torch.float32):
+    first, second = Norm(dtype), Norm(dtype)
+    first.weight.data *= 3
+    first.plus_one = second.plus_one = plus_one
+    return first, second
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_a_norm_before_the_addition_is_a_part_of_it(dtype, plus_one):
+    part = "norm + add + norm" + " with 1 + weight" * plus_one
+    record = check(sandwich(*two_norms(plus_one, dtype)), inputs(dtype), part, dtype)
+    assert not record.left
+
+
+def test_a_chain_of_layers_with_two_norms_each():
+    (one, two), (three, four) = two_norms(), two_norms()
+
+    def call(x, residual, matrix, other):
+        total = residual @ other + one(x @ matrix)
+        total = total + three(two(total) @ matrix)
+        return four(total), total
+
+    result, record, _ = seen(call, *inputs())
+    with torch.no_grad():
+        torch.testing.assert_close(result, call(*inputs()), rtol=1e-5, atol=1e-5)
+    assert record.chains == {"norm + add + norm": 2}
+    assert not record.left
+
+
+def different_eps(first, second):
+    second.root = lambda wide: torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def different_weights(first, second):
+    second.plus_one = True
+
+
+FUSES = "an addend is computed by code that the compiler fuses with the addition"
+
+
+@pytest.mark.parametrize("change", [different_eps, different_weights])
+def test_two_norms_of_different_kinds_stay(change):
+    first, second = two_norms()
+    change(first, second)
+    record = check(sandwich(first, second), inputs(), "")
+    assert record.left == {("norm", LEFT): 1, ("add + norm" + " with 1 + weight" * second.plus_one, FUSES): 1}
+
+
+def test_a_norm_that_is_used_elsewhere_too_stays():
+    record = check(sandwich(*two_norms(), use=lambda normed, total, inner: (normed, total, inner)), inputs(), "")
+    later = "an addend is needed later, which an op in place would have to copy"
+    assert record.left == {("norm", LEFT): 1, ("add + norm", later): 1}
+
+
+def test_a_product_that_is_needed_after_its_norm_stays():
+    first, second = two_norms()
+
+    def call(x, residual, matrix, other):
+        product = x @ matrix
+        total = residual @ other + first(product)
+        return second(total), total, product
+
+    record = check(call, inputs(), "")
+    later = "an addend is needed later, which an op in place would have to copy"
+    assert record.left == {("norm", LEFT): 1, ("norm + add + norm", later): 1}
+
+
+def test_what_the_compiler_fuses_with_the_first_norm_stays():
+    first, second = two_norms()
+
+    def call(x, residual, matrix, other):
+        total = first(torch.tanh(x @ matrix)) + residual @ other
+        return second(total), total
+
+    record = check(call, inputs(), "")
+    assert record.left == {("norm", LEFT): 1, ("norm + add + norm", FUSES): 1}
+
+
+def test_a_norm_of_a_sum_before_the_addition_is_an_op_of_its_own():
+    first, second = two_norms()
+
+    def call(x, residual, matrix, other):
+        inner = first(x @ matrix + residual @ matrix)
+        total = inner + residual @ other
+        return second(total), total
+
+    result, record, _ = seen(call, *inputs())
+    with torch.no_grad():
+        torch.testing.assert_close(result, call(*inputs()), rtol=1e-5, atol=1e-5)
+    assert record.chains == {"add + norm": 2}
+
+
 def test_sizes_that_change():
     given = inputs()
     for tensor in given[:2]:

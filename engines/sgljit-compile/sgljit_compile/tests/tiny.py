@@ -43,7 +43,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     ),
     "llama": ("LlamaConfig", {}, {"rope + store": 2, "add + norm": 4, **_GROUPED}),
     "gemma": ("GemmaConfig", {"head_dim": 16}, {"rope + store": 2, "add + norm with 1 + weight": 4, **_GROUPED}),
-    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": 8}, {"qk-norm + rope": 2, **_GROUPED}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": 8},
+        {"qk-norm + rope": 2, "norm + add + norm with 1 + weight": 4, **_GROUPED},
+    ),
     "gpt_oss": (
         "GptOssConfig",
         {

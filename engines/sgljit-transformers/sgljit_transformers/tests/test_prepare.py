@@ -80,7 +80,7 @@ def test_the_table_of_model_types_agrees_with_transformers(model_type, tmp_path)
     found = {(of.op, layer.weight.shape[0]) for layer, of in layers if of.family == "norm"}
     mlps = {(of.op, layer.gate_proj.out_features) for layer, of in layers if of.family == "activation"}
     shape = read_config(tmp_path)
-    joined = model_type == "phi3"  # its two projections are one, which vLLM and SGLang make of all models
+    joined = model_type in ("glm4", "phi3")  # its two projections are one, which vLLM and SGLang make of all models
     assert mlps <= {(f"{shape.activation}_and_mul", size) for size in shape.mlp_sizes}
     assert bool(mlps) == (shape.traits.gated_mlp and not joined)
     sizes = {shape.hidden_size, *shape.latent_sizes}
@@ -89,4 +89,6 @@ def test_the_table_of_model_types_agrees_with_transformers(model_type, tmp_path)
         sizes |= {shape.head_dim * heads for heads in (shape.all_query_heads, shape.all_kv_heads)}
     op = "gemma_rmsnorm" if shape.traits.one_plus else "rmsnorm"
     assert found == {(op, size) for size in sizes}
+    of_layer = [of for layer in net.model.layers[0].children() if (of := match(layer)) is not None]
+    assert [of.family for of in of_layer].count("norm") == (4 if shape.traits.sandwich_norm else 2)
     assert shape.notes == ()

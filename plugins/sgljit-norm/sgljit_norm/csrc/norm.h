@@ -39,6 +39,25 @@ struct FusedAddRMSNorm {
   }
 };
 
+/// \brief `sgl::rms_normed` of a row, added to the residual; then that of the sum, as `FusedAddRMSNorm` has it.
+template <bool kPlusOne>
+struct RMSNormAddRMSNorm {
+  SGL_OPERANDS(x, residual, weight, next_weight)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto residuals = row[residual];
+    const auto weights = row[weight];
+    const auto next_weights = row[next_weight];
+    const auto normed = sgl::rms_normed<kPlusOne>(row, values, weights, eps);
+    const auto sum = row.keep(residual, sgl::map(sgl::Plus{}, normed, residuals));
+    return sgl::store(residual = sum, x = sgl::rms_normed<kPlusOne>(row, sum, next_weights, eps));
+  }
+};
+
 /// \brief What normalises a row: (x - mean(x)) / sqrt(variance(x) + eps) for each of its values x.
 ///
 /// The variance is the mean of (x - mean)^2, in a second pass: mean(x^2) - mean(x)^2 would lose all its digits for rows

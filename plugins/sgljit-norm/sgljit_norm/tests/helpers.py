@@ -61,9 +61,11 @@ def make(
         q, k = (randn(rows, number, size) for number in heads)
         return {"q": q, "k": k, "q_weight": randn(size), "k_weight": randn(size)}
     arguments: Arguments = {"input": randn(rows, size)}
-    if "fused_add" in op:
+    if "_add_" in op:
         arguments["residual"] = randn(rows, size)
     arguments["weight"] = randn(size)
+    if "norm_add_" in op:
+        arguments["next_weight"] = randn(size)
     if op == "layernorm":
         arguments["bias"] = randn(size)
     return arguments
@@ -103,7 +105,7 @@ def pytorch(op: str, arguments: Arguments) -> dict[str, torch.Tensor]:
     values = dict(arguments)
     head_dim = values.pop("head_dim", 0)
     eps = values.pop("eps", 1e-5 if op == "layernorm" else 1e-6)
-    for name in ("weight", "q_weight", "k_weight"):
+    for name in ("weight", "next_weight", "q_weight", "k_weight"):
         if op.startswith("gemma") and name in values:
             values[name] = 1 + values[name]
     if "qknorm" in op:
@@ -113,9 +115,10 @@ def pytorch(op: str, arguments: Arguments) -> dict[str, torch.Tensor]:
             rows = x.unflatten(-1, (-1, head_dim)) if head_dim else x
             result[name] = _pytorch_rmsnorm(rows, weight, eps).reshape(x.shape)
         return result
-    if "fused_add" in op:
-        total = values["input"] + values["residual"]
-        return {"input": _pytorch_rmsnorm(total, values["weight"], eps), "residual": total}
+    if "_add_" in op:
+        added = _pytorch_rmsnorm(values["input"], values["weight"], eps) if "norm_add_" in op else values["input"]
+        total = added + values["residual"]
+        return {"input": _pytorch_rmsnorm(total, values.get("next_weight", values["weight"]), eps), "residual": total}
     if op == "layernorm":
         normed = layer_norm(values["input"], values["weight"].shape, values["weight"], values.get("bias"), eps)
     else:

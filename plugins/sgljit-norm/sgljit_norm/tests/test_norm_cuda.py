@@ -218,13 +218,16 @@ def test_more_than_2_31_elements(op: str, rows: int, size: int):
         assert (call["k"] == 3 + added).all()
         return
     call = {"input": full(2, rows, size), "weight": full(3, size)}
-    if "fused_add" in op:
+    if "_add_" in op:
         call["residual"] = full(1, rows, size)
+    if "norm_add_" in op:
+        call["next_weight"] = full(3, size)
     if op == "layernorm":
         call["bias"] = full(5, size)
     getattr(norm, op)(**call)
     assert (call["input"] == (5 if op == "layernorm" else 3 + added)).all()
-    assert "residual" not in call or (call["residual"] == 3).all()
+    total = 4 + added if "norm_add_" in op else 3
+    assert "residual" not in call or (call["residual"] == total).all()
 
 
 @pytest.mark.gpu

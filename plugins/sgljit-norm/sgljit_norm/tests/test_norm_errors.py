@@ -20,7 +20,8 @@ Call = dict[str, Any]
 Rows = Callable[[torch.Tensor], Call]
 
 OUT_OPS = [op for op in OPS if "out" in MUTATES[op]]
-ADD_OPS = [op for op in OPS if "fused_add" in op]
+ADD_OPS = [op for op in OPS if "_add_" in op]
+TWO_NORMS = [op for op in ADD_OPS if "norm_add_" in op]
 HEAD_OPS = [op for op in OPS if op.endswith("qknorm")]
 ALL_HEADS = "fused_inplace_qknorm_across_heads"
 
@@ -40,7 +41,8 @@ def good_call(op: str) -> Call:
     if op == ALL_HEADS:
         return {"q": zeros(3, 256), "k": zeros(3, 128), "q_weight": zeros(256), "k_weight": zeros(128)}
     if op in ADD_OPS:
-        return {"input": zeros(3, 64), "residual": zeros(3, 64), "weight": zeros(64)}
+        call = {"input": zeros(3, 64), "residual": zeros(3, 64), "weight": zeros(64)}
+        return call | ({"next_weight": zeros(64)} if op in TWO_NORMS else {})
     call = {"input": zeros(3, 64), "weight": zeros(64), "out": torch.full((3, 64), 7.0)}
     return call | ({"bias": zeros(64)} if op == "layernorm" else {})
 
@@ -242,6 +244,7 @@ CASES = [
     *((op, name, case) for op in OUT_OPS for name, case in OUT_CASES.items()),
     *(("layernorm", name, case) for name, case in vector("bias").items()),
     *((op, name, case) for op in ADD_OPS for name, case in ADD_CASES.items()),
+    *((op, name, case) for op in TWO_NORMS for name, case in vector("next_weight").items()),
     *((op, name, case) for op in HEAD_OPS for name, case in HEADS.items()),
     *((ALL_HEADS, name, case) for name, case in ALL_HEADS_CASES.items()),
 ]
@@ -280,7 +283,7 @@ def test_a_call_that_does_not_match(op: str, case: tuple[Call, str, str], device
 @pytest.mark.parametrize("op", OPS)
 def test_a_call_with_no_token_is_checked(op: str):
     call = {name: value[:0] if name in MUTATES[op] else value for name, value in good_call(op).items()}
-    weight = "k_weight" if "qknorm" in op else "weight"
+    weight = "k_weight" if "qknorm" in op else "next_weight" if op in TWO_NORMS else "weight"
     with pytest.raises(TensorMatchError, match=r"Size mismatch for (shape#0\(.*\)|a row): expected \d+ but got 31"):
         getattr(norm, op)(**{**call, weight: zeros(31)})
 
@@ -396,7 +399,7 @@ def test_rows_of_out_that_share_memory(op: str, rows: Callable[[torch.Tensor], t
 def test_input_and_residual_that_share_memory(op: str, rows: Callable[[torch.Tensor], Any]):
     memory = buffer()
     x, residual = rows(memory)
-    call = {"input": x, "residual": residual, "weight": torch.ones(64)}
+    call = {**good_call(op), "input": x, "residual": residual}
     names = "(input|residual)"
     rejected(op, call, memory, f"{shared(names, names)}: {names} is Tensor<3, 64>.*, {names} is Tensor<3, 64>")
 

@@ -1,0 +1,107 @@
+"""How do the counters of all layers become one kernel?
+
+Each layer of a static cache counts its tokens in a tensor of its own, and computes the places of new tokens from it.
+The compiler makes a kernel of that for each layer, as other kernels are between them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graphs import Editor, args, aten, is_call, is_known, value
+from .inductor import each_plus
+
+__all__ = ["advance", "stacked"]
+
+_INTEGERS = (torch.int32, torch.int64)
+_MOST = 16  # nodes that compute the places of a layer
+
+
+def advance(graph: fx.Graph, devices: frozenset[str]) -> int:
+    """Let the counters to which a graph adds the same number become one kernel; how many there are.
+
+    Args:
+        graph: with the counters as inputs that it writes.
+        devices: the types of devices whose counters count.
+    """
+    groups = defaultdict[Any, list[fx.Node]](list)
+    for node in graph.nodes:
+        if is_call(node, aten.copy_.default) and len(args(node)) == 2 and (number := _added(*args(node))) is not None:
+            counter = node.args[0].meta["val"]
+            if counter.device.type in devices:
+                groups[number, counter.shape, counter.dtype, counter.device].append(node)
+    several = {key: copies for key, copies in groups.items() if len(copies) > 1}
+    for (number, *_), copies in several.items():
+        totals = [args(copy)[1] for copy in copies]
+        editor = Editor(graph, copies[0].prev)
+        for total, new in zip(
+            totals, editor.each(each_plus(), [args(copy)[0] for copy in copies], number), strict=True
+        ):
+            total.replace_all_uses_with(new)
+            graph.erase_node(total)
+    return sum(map(len, several.values()))
+
+
+def _added(counter: fx.Node, total: fx.Node) -> int | None:
+    """The number that is added to a counter of one element, if its sum is used for nothing else."""
+    tensor = value(counter)
+    if counter.op != "placeholder" or tensor is None or tensor.dtype not in _INTEGERS or tensor.numel() != 1:
+        return None
+    if not is_call(total, aten.add.Tensor) or total.kwargs or len(total.users) != 1 or args(total)[0] is not counter:
+        return None
+    number = args(total)[1]
+    return number if isinstance(number, int) else None
+
+
+def stacked(graph: fx.Graph, places: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """Put the places of the tokens in each layer's cache into one tensor, where nothing but inputs gives them.
+
+    Args:
+        graph: the nodes that compute places are moved to its begin.
+        places: nodes of [tokens].
+
+    Returns:
+        By node of places, the tensor [layers, tokens] and the row.
+    """
+    sources = {node: found for node in dict.fromkeys(places) if (found := _sources(node)) is not None}
+    groups = defaultdict[Any, list[fx.Node]](list)
+    for node in sources:
+        tensor = node.meta["val"]
+        if tensor.dim() == 1 and is_known(tensor.shape[0]):
+            groups[tensor.shape, tensor.dtype, tensor.device].append(node)
+    rows = dict[fx.Node, tuple[fx.Node, int]]()
+    for nodes in groups.values():
+        if len(nodes) > 1:
+            own = {source for node in nodes for source in sources[node]}
+            begin = Editor(graph, [node for node in graph.nodes if node.op == "placeholder"][-1])
+            moved = [node for node in graph.nodes if node in own]
+            begin.move_here(moved)
+            editor = Editor(graph, moved[-1])
+            stack = editor.call(aten.reshape.default, editor.call(aten.cat.default, nodes), [len(nodes), -1])
+            rows |= {node: (stack, row) for row, node in enumerate(nodes)}
+    return rows
+
+
+def _sources(node: fx.Node) -> set[fx.Node] | None:
+    """A node with all that it is computed from, but for inputs; None where that is much, or random."""
+    found, new = set[fx.Node](), [node]
+    while new:
+        one = new.pop()
+        if one.op == "placeholder" or one in found:
+            continue
+        tags = getattr(one.target, "tags", None)
+        if (
+            one.op != "call_function"
+            or tags is None
+            or torch.Tag.nondeterministic_seeded in tags
+            or len(found) == _MOST
+        ):
+            return None
+        found.add(one)
+        new += one.all_input_nodes
+    return found or None
