@@ -24,6 +24,7 @@ ADAPTER = Adapter(
             "apply_rope_inplace_with_kvcache": "rope + store",
             "apply_rope_inplace": "rope",
         },
+        "kvcache": {"append_to_window": "sliding window"},
         "moe": {"topk_softmax": "routing", "sort_by_expert": "order of experts"},
     },
 )

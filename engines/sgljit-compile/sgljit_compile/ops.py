@@ -14,7 +14,7 @@ from sgljit_core.errors import SgljitError, TensorMatchError
 from .adapter import ADAPTER, FAMILIES
 from .graphs import is_known
 
-__all__ = ["ADD_NORM", "HEADS", "ROUTING", "SORTING", "functions", "identity", "loads", "overload", "works"]
+__all__ = ["ADD_NORM", "HEADS", "ROUTING", "SORTING", "WINDOW", "functions", "identity", "loads", "overload", "works"]
 
 # By whether another norm is before the addition, and whether the norms multiply by 1 + weight.
 ADD_NORM: Mapping[tuple[bool, bool], str] = {
@@ -34,11 +34,13 @@ HEADS: Mapping[tuple[bool, bool], str] = {
 
 ROUTING = "topk_softmax"
 SORTING = "sort_by_expert"
+WINDOW = "append_to_window"
 
 # By family, an op and the tensors of a call without tokens: the shape of each, or of positions and ids in a list.
 _EMPTY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "norm": ("fused_add_rmsnorm", ((0, 8), (0, 8), (8,))),
     "rope": ("apply_rope_inplace", ((0, 1, 8), (0, 1, 8), (1, 8), [0])),
+    "kvcache": (WINDOW, ((0, 1, 1, 8), (0, 1, 1, 8), (0, 1, 1, 8), (0, 1, 1, 8))),
     "moe": (ROUTING, ((0, 2), [0, 2], (0, 8))),
 }
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import fx
 
-from . import add_norm, attention, counters, heads, routing, sinks, sorting
+from . import add_norm, attention, counters, heads, routing, sinks, sorting, windows
 from .adapter import ADAPTER
 from .graphs import Refused
 from .heads import Heads, Tables
 from .norms import norms
-from .ops import HEADS, ROUTING, SORTING
+from .ops import HEADS, ROUTING, SORTING, WINDOW
 from .records import Graph
 from .rotations import rotations
 
@@ -28,6 +28,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
         record: gets what was done.
     """
     _add_norms(graph, _heads(graph, ops, record), ops, record)
+    _windows(graph, ops, record)
     _attention(graph, ops, record)
     counters.advance(graph, _devices_of_heads(ops))
     _sortings(graph, ops, record)
@@ -131,6 +132,12 @@ def _sinks(graph: fx.Graph, one: sinks.Sinks, masks: attention.Masks, record: Gr
         record.left[sinks.SINKS, str(refused)] += 1
     else:
         record.chains[sinks.SINKS] += 1
+
+
+def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Fuse the sliding windows of keys and values."""
+    for k, v in windows.windows(graph):
+        _put(ops, record, WINDOW, windows.kind_of(k), k.cache, functools.partial(windows.fuse, graph, k, v))
 
 
 def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
