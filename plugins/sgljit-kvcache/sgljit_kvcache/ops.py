@@ -58,3 +58,24 @@ def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``store_cache``.
     """
+
+
+@FAMILY.op(mutates=("k_cache", "v_cache"))
+def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """The last ``window`` rows of ``k_cache`` and then ``k``, into ``k_cache``, and the same for v, in one launch.
+
+    Each head of a cache moves by ``tokens`` rows towards its front, in place, which drops its oldest rows, and the rows
+    of ``k`` become its last. Every bit is kept. No token, or no sequence: a no-op.
+
+    Args:
+        k_cache: [batch, heads, window, dim], float8_e4m3fn, float8_e5m2, float16, bfloat16 or float32, on a CUDA device
+            or the CPU. Sequences, heads and rows may be any distance apart; elements of a row may not.
+        v_cache: like ``k_cache``, of its dtype, with a ``dim`` of its own.
+        k: [batch, heads, tokens, dim], of the dtype and the ``dim`` of ``k_cache``, with any distances, such as a
+            transposed [batch, tokens, heads, dim]. There are at most ``window`` tokens; as many replace the cache.
+        v: likewise for ``v_cache``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: a cache shares memory with itself or another argument.
+    """

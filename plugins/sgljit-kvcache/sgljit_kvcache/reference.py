@@ -27,3 +27,9 @@ def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.
     stored = loc >= 0
     rows = torch.cat([part.flatten(1) for part in (k_nope, k_rope)], -1)[stored]
     kv_buffer[loc[stored].long()] = rows.view(-1, *kv_buffer.shape[1:])
+
+
+def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """The last rows of the cache and the new ones together, as many as the cache has."""
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        cache.copy_(torch.cat((cache[:, :, x.shape[2] :], x), dim=2))

@@ -1,9 +1,12 @@
 /// \file kvcache.cpp
 /// \brief The host part: the functions that Python calls.
 
+#include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
+#include <sgl_kernel/variant.h>
 
 #include "kvcache.h"
+#include "window.h"
 
 namespace {
 
@@ -11,6 +14,9 @@ using namespace host;
 using kvcache::Copy;
 
 RowProgram<Copy, 2> copy{"kvcache.h"};
+
+Kernel<kvcache::Window> append{"window.cuh", "kvcache::append"};
+Deferred<void(const kvcache::Window&)> append_on_cpu{"window_cpu.cpp", "kvcache::append_on_cpu"};
 
 /// [tokens, heads, dim], a row for each head, or [tokens, row].
 Rows rows_of(const char* name, const TensorView& tensor) {
@@ -65,8 +71,158 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
   copy({}, {stored(nope, buffer.slice(0, nope.columns)), stored(rope, buffer.slice(nope.columns, rope.columns))});
 }
 
+/// A tensor [batch, heads, rows, size] of a window. Any dimension but the last may have any stride.
+struct Argument {
+  const char* name;
+  const TensorView& tensor;
+  std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
+
+  std::int64_t row_bytes() const {
+    return tensor.size(3) * bytes;
+  }
+  /// From index to index of a dimension; that of a dimension of one index has no meaning, and counts as aligned.
+  std::int64_t stride(int dimension) const {
+    return tensor.size(dimension) > 1 ? tensor.stride(dimension) * bytes : 0;
+  }
+  std::int64_t word() const {
+    return widest_word(tensor.data_ptr(), stride(0), stride(1), stride(2), row_bytes());
+  }
+};
+
+/// The memory of rows along three dimensions, as rows along two: dimensions that continue each other are one, and if
+/// three are left, the bytes between the closest rows count, too.
+struct Memory {
+  MemoryRows rows;
+  bool overlaps;  ///< whether rows share memory with each other, or may
+};
+
+Memory memory_of(const Argument& argument) {
+  RowDimension dimensions[3];
+  int count = 0;
+  std::intptr_t begin = reinterpret_cast<std::intptr_t>(argument.tensor.data_ptr());
+  for (int i = 0; i < 3; ++i) {
+    RowDimension dimension = {argument.tensor.size(i), argument.stride(i)};
+    if (dimension.count == 0) return {{nullptr, 0}, false};
+    if (dimension.count == 1) continue;
+    if (dimension.stride < 0) {
+      begin += dimension.extent();
+      dimension.stride = -dimension.stride;
+    }
+    int place = count++;
+    for (; place > 0 && dimensions[place - 1].stride > dimension.stride; --place)
+      dimensions[place] = dimensions[place - 1];
+    dimensions[place] = dimension;
+  }
+  RowDimension left[2];
+  int num_left = 0;
+  bool overlaps = false;
+  auto width = argument.row_bytes(), span = width;  // of a row, and of all rows of the dimensions so far
+  for (int i = 0; i < count; ++i) {
+    const auto& dimension = dimensions[i];
+    overlaps = overlaps || dimension.stride < span;
+    if (num_left == 0 ? dimension.stride <= width : dimension.stride < span) {
+      width = span + dimension.extent();
+      num_left = 0;
+    } else if (num_left > 0 && dimension.stride == left[num_left - 1].count * left[num_left - 1].stride) {
+      left[num_left - 1].count *= dimension.count;
+    } else {
+      if (num_left == 2) {
+        width += left[0].extent();
+        left[0] = left[--num_left];
+      }
+      left[num_left++] = dimension;
+    }
+    span += dimension.extent();
+  }
+  const RowDimension one;
+  const auto* data = reinterpret_cast<const void*>(begin);
+  return {{data, width, num_left > 0 ? left[0] : one, num_left > 1 ? left[1] : one}, overlaps};
+}
+
+/// Refuses memory with which the result would depend on the order of the rows.
+void refuse_shared(const Argument& cache, std::initializer_list<const Argument*> others) {
+  const auto memory = memory_of(cache);
+  if (memory.overlaps && !memory.rows.is_empty()) [[unlikely]]
+    throw Error("ValueError", "rows of ", cache.name, " share memory with each other: it is ", cache.tensor);
+  for (const auto* other : others) {
+    if (rows_meet(memory.rows, memory_of(*other).rows)) [[unlikely]]
+      throw Error(
+          "ValueError", "rows of ", cache.name, " share memory with rows of ", other->name, ": ", cache.name, " is ",
+          cache.tensor, ", ", other->name, " is ", other->tensor,
+          ". Rows that cannot be proven disjoint count as overlapping");
+  }
+}
+
+kvcache::WindowSide side_of(const Argument& cache, const Argument& rows) {
+  return {
+      .cache = cache.tensor.data_ptr(),
+      .rows = rows.tensor.data_ptr(),
+      .cache_stride = {cache.stride(0), cache.stride(1), cache.stride(2)},
+      .rows_stride = {rows.stride(0), rows.stride(1), rows.stride(2)},
+      .row_bytes = cache.row_bytes(),
+      .slices = 0};
+}
+
+/// \param word bytes of a load.
+void launch_append(kvcache::Window& params, std::int64_t word, DLDevice device) {
+  constexpr std::int64_t kThreads = 256;
+  constexpr std::int64_t kSlice = 64, kLeastSlice = 32;  // bytes of a row: memory is read by 32
+  const auto chip = runtime::get_chip(device.device_id);
+  const auto planes = params.batch * params.heads;
+  const std::int64_t bytes[] = {params.sides[0].row_bytes, params.sides[1].row_bytes};
+  const auto blocks_of = [&](std::int64_t slice) {
+    return planes * (div_ceil(bytes[0], slice) + div_ceil(bytes[1], slice));
+  };
+  // Half as much for each block where multiprocessors would have none.
+  auto slice = blocks_of(kSlice) < chip.num_sms ? kLeastSlice : kSlice;
+  while (slice > word && slice / 2 >= bytes[0] && slice / 2 >= bytes[1]) slice /= 2;
+  for (int i : {0, 1}) params.sides[i].slices = static_cast<unsigned>(div_ceil(bytes[i], slice));
+  for (auto lanes = slice / word; lanes > 1; lanes /= 2) ++params.lane_bits;
+  LaunchKernel(blocks_of(slice), kThreads, device).enable_pdl(chip.has_pdl())(append.get(word), params);
+}
+
+void append_to_window(TensorView k_cache, TensorView v_cache, TensorView k, TensorView v) {
+  auto batch = SymbolicSize{"batch"}, heads = SymbolicSize{"heads"}, window = SymbolicSize{"window"},
+       tokens = SymbolicSize{"tokens"}, k_size = SymbolicSize{"size of keys"}, v_size = SymbolicSize{"size of values"};
+  auto type = SymbolicDType{};
+  type.set_options<float, __half, __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2>();
+  auto device = SymbolicDevice{};
+  device.set_options<kDLCUDA, kDLCPU>();
+  const auto check = [&](const Argument& argument, SymbolicSize& rows, SymbolicSize& size) {
+    TensorMatcher({batch, heads, rows, size})
+        .with_strides({-1, -1, -1, 1})
+        .with_dtype(type)
+        .with_device(device)
+        .ensure_alignment(argument.bytes)
+        .verify(argument.tensor, argument.name);
+  };
+  const Argument of_k_cache = {"k_cache", k_cache}, of_v_cache = {"v_cache", v_cache}, of_k = {"k", k}, of_v = {"v", v};
+  check(of_k_cache, window, k_size);
+  check(of_v_cache, window, v_size);
+  check(of_k, tokens, k_size);
+  check(of_v, tokens, v_size);
+  if (tokens.unwrap() > window.unwrap()) [[unlikely]]
+    throw Error(
+        kTensorMatchError, "Tensor match failed for k, ", k, " at ", DebugInfo{},
+        "\n- Root cause: Size mismatch for shape#2('tokens'): expected at most ", window.unwrap(),
+        ", the window of k_cache, but got ", tokens.unwrap());
+  refuse_shared(of_k_cache, {&of_v_cache, &of_k, &of_v});
+  refuse_shared(of_v_cache, {&of_k, &of_v});
+  kvcache::Window params = {
+      .sides = {side_of(of_k_cache, of_k), side_of(of_v_cache, of_v)},
+      .batch = batch.unwrap(),
+      .heads = heads.unwrap(),
+      .window = window.unwrap(),
+      .tokens = tokens.unwrap(),
+      .lane_bits = 0};
+  if (params.batch == 0 || params.heads == 0 || params.tokens == 0 || k_size.unwrap() + v_size.unwrap() == 0) return;
+  if (device.unwrap().device_type == kDLCPU) return append_on_cpu(params);
+  launch_append(params, widest_word(of_k_cache.word(), of_v_cache.word(), of_k.word(), of_v.word()), device.unwrap());
+}
+
 }  // namespace
 
+SGL_EXPORT(append_to_window, (append_to_window))
 SGL_EXPORT(store_cache, (store_cache))
 SGL_EXPORT(gather_cache, (gather_cache))
 SGL_EXPORT(set_mla_kv_buffer, (set_mla_kv_buffer))
