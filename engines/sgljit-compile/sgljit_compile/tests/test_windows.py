@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .tiny import EVERYWHERE, seen
+import sgljit_compile
 
 BATCH, HEADS, WINDOW, SIZE = 2, 3, 6, 8
 PART = "sliding window"
@@ -41,42 +41,43 @@ def inputs(layers=1, dtype=torch.float32, shapes=((BATCH, HEADS, WINDOW, SIZE),)
     return [x, matrix, *(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)]
 
 
-def check(function, tensors, chains, **options):
+def check(function, tensors, chains, ops="on", tolerance=1e-5):
+    """Results and caches against those without a compiler; inductor's own passes make the form that is looked for."""
     reference = [tensor.clone() for tensor in tensors]
+    torch.compiler.reset()
+    options = {"chains": ops, "force_disable_caches": True}
     with torch.no_grad():
         expected = function(*reference)
-    result, record, _ = seen(function, *tensors, **options)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(tensors, reference, rtol=1e-5, atol=1e-5)
+        result = torch.compile(function, backend="sgljit", fullgraph=True, options=options)(*tensors)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(tensors, reference, rtol=tolerance, atol=tolerance)
+    record = sgljit_compile.explain()[-1]
     assert record.chains == ({PART: chains} if chains else {})
     return record
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_token_goes_into_the_windows_of_keys_and_values_in_one_launch(layers):
     check(Layers(layers), inputs(layers), layers)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_each_dtype(dtype):
-    tensors = inputs(dtype=dtype)
-    reference = [tensor.clone() for tensor in tensors]
-    with torch.no_grad():
-        Layers()(*reference)
-    _, record, _ = seen(Layers(), *tensors)
-    torch.testing.assert_close(tensors[2:], reference[2:], rtol=2e-2, atol=2e-2)
-    assert record.chains == {PART: 1}
+@pytest.mark.slow
+def test_half_precision():
+    check(Layers(), inputs(dtype=torch.bfloat16), 1, tolerance=3e-2)
 
 
+@pytest.mark.slow
 def test_the_last_place_may_be_named_by_its_number():
     check(Layers(store=lambda cache, heads: rolled(cache, heads, place=WINDOW - 1)), inputs(), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "place"), [(1, -1), (-2, -1), (-1, 0), (-1, WINDOW - 2)])
 def test_another_roll_or_place_stays(by, place):
     check(Layers(store=lambda cache, heads: rolled(cache, heads, by, place)), inputs(), 0)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_read_before_stays():
     """The values of before would have to be copied."""
 
@@ -87,10 +88,12 @@ def test_a_cache_that_is_read_before_stays():
     check(Layers(store=store), inputs(), 0)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_no_input_stays():
     check(Layers(store=lambda cache, heads: rolled(cache * 2, heads)), inputs(), 0)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_cache_stays():
     def store(cache, heads):
         rolled(cache[:, :, :WINDOW], heads)
@@ -99,6 +102,7 @@ def test_a_part_of_a_cache_stays():
     check(Layers(store=store), inputs(shapes=((BATCH, HEADS, WINDOW + 1, SIZE),)), 0)
 
 
+@pytest.mark.slow
 def test_windows_of_two_sizes_stay():
     class Two(Layers):
         def __call__(self, x, matrix, *caches):
@@ -108,6 +112,7 @@ def test_windows_of_two_sizes_stay():
     check(Two(), inputs(shapes=((BATCH, HEADS, WINDOW, SIZE), (BATCH, HEADS, WINDOW + 1, SIZE))), 0)
 
 
+@pytest.mark.slow
 def test_what_reads_the_first_window_waits_for_the_second_token():
     """The heads of v may need no cache, and come last."""
 
@@ -120,6 +125,7 @@ def test_what_reads_the_first_window_waits_for_the_second_token():
     check(call, inputs(), 1)
 
 
+@pytest.mark.slow
 def test_values_that_need_the_window_of_keys_stay():
     def call(x, matrix, keys, values):
         heads = (x @ matrix).view(BATCH, 1, HEADS, SIZE).transpose(1, 2)
@@ -130,6 +136,7 @@ def test_values_that_need_the_window_of_keys_stay():
     assert record.left == {(PART, "its inputs need its results"): 1}
 
 
+@pytest.mark.slow
 def test_what_is_switched_off_stays():
-    record = check(Layers(), inputs(), 0, ops={op: devices for op, devices in EVERYWHERE.items() if "window" not in op})
+    record = check(Layers(), inputs(), 0, ops="-append_to_window")
     assert record.left == {(PART, "switched off"): 1}
