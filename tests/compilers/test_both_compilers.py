@@ -61,7 +61,8 @@ met, missing = set(), set()
 with override_cuda_arch(9, 0):
     for spec, kernels in families():
         for one in kernels:
-            kernel = (spec.name, *one.spec.kernel.split(",")[0].split("<", 2)[:2])  # a row operation: with its functor
+            name, functor = [*one.spec.kernel.split(",")[0].split("<", 2), ""][:2]
+            kernel = (spec.name, name, functor if "row_program" in name else "")
             if kernel not in met:
                 met.add(kernel)
                 variants.build(one)

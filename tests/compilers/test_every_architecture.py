@@ -13,7 +13,7 @@ from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
 
 ARCHITECTURES = ["7.5", "8.0", "8.9", "9.0", "10.0", "12.0"]  # from Turing to consumers' Blackwell
-MANY = 30  # of so many kernels, most are of one form for another size
+MANY = 20  # of so many kernels, most are of one form for another size
 
 
 def chosen(kernels: list[Wanted], cuda_arch: str) -> list[Wanted]:
@@ -23,7 +23,7 @@ def chosen(kernels: list[Wanted], cuda_arch: str) -> list[Wanted]:
     forms: dict[str, list[Wanted]] = {}
     for wanted in kernels:
         forms.setdefault(re.sub(r"\d+", "", wanted.spec.label), []).append(wanted)
-    place, step = ARCHITECTURES.index(cuda_arch), 12 if cuda_arch == "9.0" else 24
+    place, step = ARCHITECTURES.index(cuda_arch), 16 if cuda_arch == "9.0" else 36
     return [wanted for alike in forms.values() for wanted in alike[place % len(alike) :: step]]
 
 

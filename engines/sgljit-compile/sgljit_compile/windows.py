@@ -29,7 +29,7 @@ class Window:
     Attributes:
         out: the cache after it, which the graph writes to the input.
         cache: [batch, heads, window, size].
-        heads: [batch, heads, 1, size], of the new token.
+        heads: [batch, heads, 1, size], of the new token; of one sequence also [heads, 1, size].
         nodes: the nodes that compute ``out`` from both.
     """
 
@@ -82,7 +82,9 @@ def _around(put: fx.Node) -> Window | None:
     length = tensor.shape[2]
     if not all(map(is_known, tensor.shape)) or not is_dense(tensor) or tensor.storage_offset() != 0:
         return None
-    if new.dtype != tensor.dtype or not equal(new.shape, (*tensor.shape[:2], 1, tensor.shape[3])):
+    batch, count, _, size = tensor.shape
+    shapes = [(batch, count, 1, size), *([(count, 1, size)] if batch == 1 else [])]
+    if new.dtype != tensor.dtype or not any(equal(new.shape, shape) for shape in shapes):
         return None
     ends = [user for user in cache.users if user is not rolled]
     if len(ends) != 1 or not is_call(ends[0], aten.copy_.default) or args(ends[0]) != (cache, put):
@@ -128,13 +130,18 @@ def fuse(graph: fx.Graph, k: Window, v: Window) -> None:
         raise Refused("its inputs need its results")
     editor = Editor(graph, place)
     try:
-        arguments = {"k_cache": k.cache, "v_cache": v.cache, "k": k.heads, "v": v.heads}
+        tokens = {"k": _rows(editor, k), "v": _rows(editor, v)}
+        arguments = {"k_cache": k.cache, "v_cache": v.cache, **tokens}
         if not works(WINDOW, kind_of(k), {name: node.meta["val"] for name, node in arguments.items()}):
             raise Refused(f"{WINDOW} does not take it, or cannot be built")
-        written = {"k_cache": (k.cache, ()), "v_cache": (v.cache, ())}
-        news = editor.write(overload(WINDOW), written, {"k": k.heads, "v": v.heads})
+        news = editor.write(overload(WINDOW), {"k_cache": (k.cache, ()), "v_cache": (v.cache, ())}, tokens)
     except Refused:
         editor.undo()
         raise
     editor.move_here(late)
     replace(graph, dict(zip((k.out, v.out), news, strict=True)), own)
+
+
+def _rows(editor: Editor, window: Window) -> fx.Node:
+    heads = window.heads
+    return heads if heads.meta["val"].dim() == 4 else editor.call(aten.unsqueeze.default, heads, 0)

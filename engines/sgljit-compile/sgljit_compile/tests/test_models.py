@@ -113,7 +113,7 @@ def test_where_every_number_is_dynamic_norms_stay(device, since):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt_oss"])
 def test_generate_with_a_static_cache(name, device, since):
     net, ids = model(name, device=device), prompt(device=device)
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}

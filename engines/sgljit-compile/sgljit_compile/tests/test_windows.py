@@ -67,6 +67,14 @@ def test_half_precision():
 
 
 @pytest.mark.slow
+def test_one_sequence():
+    """Its heads have no dimension for the batch there."""
+    tensors = inputs(shapes=((1, HEADS, WINDOW, SIZE),))
+    tensors[0] = tensors[0][:1]
+    check(Layers(), tensors, 1)
+
+
+@pytest.mark.slow
 def test_the_last_place_may_be_named_by_its_number():
     check(Layers(store=lambda cache, heads: rolled(cache, heads, place=WINDOW - 1)), inputs(), 1)
 

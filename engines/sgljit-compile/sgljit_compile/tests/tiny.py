@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "gemma3": (
         "Gemma3TextConfig",
         {"head_dim": 16, "sliding_window": 8},
-        {"qk-norm + rope": 2, "norm + add + norm with 1 + weight": 4, **_GROUPED},
+        {"qk-norm + rope": 2, "sliding window": 2, "norm + add + norm with 1 + weight": 4, **_GROUPED},
     ),
     "gpt_oss": (
         "GptOssConfig",
