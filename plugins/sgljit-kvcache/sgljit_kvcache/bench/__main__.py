@@ -100,9 +100,10 @@ def check(op: str, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
 
 def provided(op: str, provider: str) -> Run:
     """The op by one of those that have all ops."""
-    if provider == "sgljit":
-        return getattr(ops["kvcache"], op)
-    return PYTORCH[op] if provider == "PyTorch" else torch.compile(PYTORCH[op], dynamic=False)
+    if provider == "torch.compile":
+        return torch.compile(PYTORCH[op], dynamic=False)
+    own: Run = getattr(ops["kvcache"], op)
+    return own if provider == "sgljit" else PYTORCH[op]
 
 
 def from_pytorch(device: str) -> list[str]:
