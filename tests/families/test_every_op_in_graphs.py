@@ -16,7 +16,7 @@ FAMILIES = {
     "norm": 12,
     "quant": 5,
     "rope": 5,
-    "kvcache": 3,
+    "kvcache": 4,
     "moe": 6,
     "sampling": 2,
     "hicache": 5,

@@ -39,3 +39,10 @@ def set_mla_kv_buffer(model: ModelShape | None) -> Calls:
             TensorSpec((count, 1, size), dtype) for count, size in ((_SLOTS, 576), (TOKENS, 512), (TOKENS, 64))
         )
         yield {"kv_buffer": buffer, "loc": _INDEX, "k_nope": nope, "k_rope": rope}
+
+
+def append_to_window(model: ModelShape | None) -> Calls:
+    """A kernel serves every size and dtype whose rows are whole loads; no config says that its caches are windows."""
+    if model is None:
+        cache, rows = (TensorSpec((TOKENS, 8, count, 128), "bfloat16") for count in (1024, 1))
+        yield {"k_cache": cache, "v_cache": cache, "k": rows, "v": rows}

@@ -47,7 +47,7 @@ def set_mla_kv_buffer(device: torch.device) -> Iterator[Sample]:
 
 
 def append_to_window(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and size of a load; heads of a projection, and caches side by side; up to a whole window of tokens."""
+    """Every dtype and size of a load; heads of a projection, and caches side by side; up to a window of tokens."""
     for dtype, (batch, window, tokens), (size, v_size) in itertools.product(
         (torch.bfloat16, torch.float16, torch.float32),
         ((0, 4, 1), (1, 4, 0), (2, 1, 1), (3, 37, 3), (1, 33, 33), (1, 300, 1)),

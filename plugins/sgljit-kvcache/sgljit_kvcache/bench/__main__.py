@@ -3,8 +3,9 @@
     python -m sgljit_kvcache.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
 
 In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements. SGLang's store is measured from
-``--peers``, a folder with a ``peers.py`` that offers it. The bytes of a call are those that are read and written. With
-CI set in the environment: one small shape for each op.
+``--peers``, a folder with a ``peers.py`` that offers it. One token is appended to windows of gpt-oss, of Gemma 3 and of
+a longer one, as in a step of decoding; PyTorch does it as transformers, which rolls, writes the token and copies. The
+bytes of a call are those that are read and written. With CI set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ HEADS = 8
 TOKENS = {"cuda": (1, 8, 64, 256, 1024, 4096, 16384), "cpu": (1, 64, 1024)}
 SHAPES = {device: [(tokens, size) for size in (64, 128, 256) for tokens in of] for device, of in TOKENS.items()}
 LATENT, ROTATED = 512, 64
-OPS = ("store_cache", "gather_cache", "set_mla_kv_buffer")
+WINDOWS = ((128, 8, 64), (1024, 4, 256), (4096, 8, 128))  # rows, heads and the size of a row
+BATCHES = {"cuda": (1, 8, 64), "cpu": (1, 8)}
+OPS = ("store_cache", "gather_cache", "set_mla_kv_buffer", "append_to_window")
 
 
 def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
@@ -61,10 +64,19 @@ def set_mla_kv_buffer(kv_buffer: Any, loc: Any, k_nope: Any, k_rope: Any) -> Non
     kv_buffer[loc] = torch.cat((k_nope, k_rope), -1)
 
 
+def append_to_window(k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
+    """The op in plain PyTorch."""
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        moved = cache.roll(-x.shape[2], dims=2)
+        moved[:, :, -x.shape[2] :] = x
+        cache.copy_(moved)
+
+
 PYTORCH: dict[str, Run] = {
     "store_cache": store_cache,
     "gather_cache": gather_cache,
     "set_mla_kv_buffer": set_mla_kv_buffer,
+    "append_to_window": append_to_window,
 }
 
 
@@ -78,36 +90,62 @@ def sglang(peers: Any, size: int) -> Run:
     return store
 
 
-def check(op: str, run: Run, size: int, device: str) -> None:
+def check(op: str, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
-    arguments = make(op, 9, size, device)
     wanted = [x.clone() for x in arguments]
     PYTORCH[op](*wanted)
     run(*arguments)
-    assert all(torch.equal(got, want) for got, want in zip(arguments, wanted, strict=True)), (op, size)
+    assert all(torch.equal(got, want) for got, want in zip(arguments, wanted, strict=True)), op
+
+
+def provided(op: str, provider: str) -> Run:
+    """The op by one of those that have all ops."""
+    if provider == "torch.compile":
+        return torch.compile(PYTORCH[op], dynamic=False)
+    own: Run = getattr(ops["kvcache"], op)
+    return own if provider == "sgljit" else PYTORCH[op]
+
+
+def from_pytorch(device: str) -> list[str]:
+    """PyTorch itself and its compiler; on the CPU that would time a C++ compiler's vectors."""
+    return ["PyTorch", *(["torch.compile"] if device == "cuda" else [])]
 
 
 def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    names = ["sgljit", *(["SGLang"] if peers is not None and op == "store_cache" else []), "PyTorch"]
-    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
+    names = ["sgljit", *(["SGLang"] if peers is not None and op == "store_cache" else []), *from_pytorch(device)]
     latent = op == "set_mla_kv_buffer"
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
-        if provider == "SGLang":
-            kernel = sglang(peers, size)
-        elif provider == "sgljit":
-            kernel = getattr(ops["kvcache"], op)
-        else:
-            kernel = PYTORCH[op] if provider == "PyTorch" else torch.compile(PYTORCH[op], dynamic=False)
-        check(op, kernel, size, device)
+        kernel = sglang(peers, size) if provider == "SGLang" else provided(op, provider)
+        check(op, kernel, make(op, 9, size, device))
         elements = tokens * (2 * size if latent else 4 * HEADS * size)
         return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=2 * elements, seconds=0.03)
 
     shapes = [(tokens, LATENT + ROTATED) for tokens in TOKENS[device]] if latent else SHAPES[device]
     places = get_benchmark_range(shapes, shapes[1:2])
     return sweep(run, ["tokens", "size"], places, names)
+
+
+def table_of_windows(device: str) -> list[dict[str, Any]]:
+    """The same for ``append_to_window``. The new token is a transposed projection, as models have it."""
+
+    def make(batch: int, window: int, heads: int, size: int) -> tuple[torch.Tensor, ...]:
+        caches = [torch.randn(batch, heads, window, size, device=device).bfloat16() for _ in "kv"]
+        rows = [torch.randn(batch, 1, heads, size, device=device).bfloat16().transpose(1, 2) for _ in "kv"]
+        return (*caches, *rows)
+
+    def run(batch: int, window: int, heads: int, size: int, provider: str) -> Figure | float:
+        torch.compiler.reset()
+        kernel = provided("append_to_window", provider)
+        check("append_to_window", kernel, make(batch, window, heads, size))
+        num_bytes = 2 * 2 * 2 * batch * heads * window * size
+        return measure(kernel, lambda: make(batch, window, heads, size), num_bytes=num_bytes, seconds=0.03)
+
+    places = [(batch, *sizes) for sizes in WINDOWS for batch in BATCHES[device]]
+    shape = ["batch", "window", "heads", "size"]
+    return sweep(run, shape, get_benchmark_range(places, places[:1]), ["sgljit", *from_pytorch(device)])
 
 
 def main() -> None:
@@ -123,7 +161,10 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    tables = {op: table(op, arguments.device, peers) for op in arguments.ops.split(",")}
+    tables = {
+        op: table_of_windows(arguments.device) if op == "append_to_window" else table(op, arguments.device, peers)
+        for op in arguments.ops.split(",")
+    }
     note = "bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes."
     sys.stdout.write(write_results(arguments.output, "KV caches", tables, note=note, device=arguments.device))
 

@@ -90,7 +90,7 @@ struct Argument {
 };
 
 /// The memory of rows along three dimensions, as rows along two: dimensions that continue each other are one, and if
-/// three are left, the bytes between the closest rows count, too.
+/// three are left, those of the closest rows become one with their gaps.
 struct Memory {
   MemoryRows rows;
   bool overlaps;  ///< whether rows share memory with each other, or may
@@ -126,9 +126,13 @@ Memory memory_of(const Argument& argument) {
     } else if (num_left > 0 && dimension.stride == left[num_left - 1].count * left[num_left - 1].stride) {
       left[num_left - 1].count *= dimension.count;
     } else {
-      if (num_left == 2) {
-        width += left[0].extent();
-        left[0] = left[--num_left];
+      if (num_left == 2) {  // the gaps between the closest rows count as rows, or as bytes of rows
+        auto& [closest, next] = left;
+        const bool continues = next.stride % closest.stride == 0;
+        if (continues) closest.count += (next.count - 1) * (next.stride / closest.stride);
+        else width += closest.extent();
+        if (!continues) closest = next;
+        num_left = 1;
       }
       left[num_left++] = dimension;
     }

@@ -41,28 +41,39 @@ __global__ __launch_bounds__(kWindowThreads) void append(const __grid_constant__
 
   const uint32_t lanes = 1u << params.lane_bits, rows_at_once = kWindowThreads >> params.lane_bits;
   const int64_t column = ((int64_t{slice} << params.lane_bits) + (threadIdx.x & (lanes - 1))) * kBytes;
-  const uint32_t first = threadIdx.x >> params.lane_bits;
-  const int64_t end = column < side.row_bytes ? params.window : 0;  // of the rows that the thread moves
-  void* cache = pointer::offset(side.cache, batch * side.cache_stride[0], head * side.cache_stride[1], column);
-  const void* rows = pointer::offset(side.rows, batch * side.rows_stride[0], head * side.rows_stride[1], column);
+  const uint32_t first = threadIdx.x >> params.lane_bits;  // row of a chunk
+  const int64_t kept = params.window - params.tokens;      // rows that come from the cache
+  const int64_t end = column < side.row_bytes ? params.window : 0;
+  const int64_t stride = side.cache_stride[2], rows_stride = side.rows_stride[2];
+  const int64_t step = rows_at_once * stride, rows_step = rows_at_once * rows_stride;
+  void* to =
+      pointer::offset(side.cache, batch * side.cache_stride[0], head * side.cache_stride[1], column, first * stride);
+  const void* from = pointer::offset(to, params.tokens * stride);
+  const void* appended = pointer::offset(
+      side.rows, batch * side.rows_stride[0], head * side.rows_stride[1], column, (first - kept) * rows_stride);
 
+  constexpr auto kRows = int64_t{kRowsOfThread};
   PDLWaitPrimary();
-  for (int64_t begin = 0; begin < params.window; begin += kRowsOfThread * rows_at_once) {
+  for (int64_t begin = 0; begin < params.window; begin += kRows * rows_at_once) {
+    const auto in_chunk = [&](int64_t row) {
+      const int64_t inside = row - begin, all = kRows * rows_at_once;
+      return static_cast<int>(inside < 0 ? 0 : inside < all ? inside : all);
+    };
+    const int kept_here = in_chunk(kept), end_here = in_chunk(end);
     Vector vectors[kRowsOfThread];
 #pragma unroll
     for (uint32_t i = 0; i < kRowsOfThread; ++i) {
-      const int64_t row = begin + i * rows_at_once + first;
-      if (row >= end) continue;
-      const int64_t from = row + params.tokens, appended = from - params.window;
-      vectors[i] = load_as<Vector>(
-          appended < 0 ? pointer::offset(static_cast<const void*>(cache), from * side.cache_stride[2])
-                       : pointer::offset(rows, appended * side.rows_stride[2]));
+      const auto row = static_cast<int>(i * rows_at_once + first);
+      if (row < end_here) vectors[i] = load_as<Vector>(row < kept_here ? from : appended);
+      from = pointer::offset(from, step);
+      appended = pointer::offset(appended, rows_step);
     }
     __syncthreads();
 #pragma unroll
     for (uint32_t i = 0; i < kRowsOfThread; ++i) {
-      const int64_t row = begin + i * rows_at_once + first;
-      if (row < end) store_as<Vector>(pointer::offset(cache, row * side.cache_stride[2]), vectors[i]);
+      const auto row = static_cast<int>(i * rows_at_once + first);
+      if (row < end_here) store_as<Vector>(to, vectors[i]);
+      to = pointer::offset(to, step);
     }
   }
   PDLTriggerSecondary();
