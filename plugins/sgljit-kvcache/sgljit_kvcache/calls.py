@@ -42,7 +42,10 @@ def set_mla_kv_buffer(model: ModelShape | None) -> Calls:
 
 
 def append_to_window(model: ModelShape | None) -> Calls:
-    """A kernel serves every size and dtype whose rows are whole loads; no config says that its caches are windows."""
-    if model is None:
-        cache, rows = (TensorSpec((TOKENS, 8, count, 128), "bfloat16") for count in (1024, 1))
+    """The heads of a model, whose config may not say that its caches are windows: a kernel serves rows of any size."""
+    shapes = [(8, 128, "bfloat16")]
+    if model is not None:
+        shapes = [(model.kv_heads, model.head_dim, model.dtype)] if model.caches == 2 else []
+    for heads, size, dtype in shapes:
+        cache, rows = (TensorSpec((TOKENS, heads, count, size), dtype) for count in (1024, 1))
         yield {"k_cache": cache, "v_cache": cache, "k": rows, "v": rows}
