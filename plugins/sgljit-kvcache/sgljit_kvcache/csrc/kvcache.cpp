@@ -169,7 +169,6 @@ kvcache::WindowSide side_of(const Argument& cache, const Argument& rows) {
 
 /// \param word bytes of a load.
 void launch_append(kvcache::Window& params, std::int64_t word, DLDevice device) {
-  constexpr std::int64_t kThreads = 256;
   constexpr std::int64_t kSlice = 64, kLeastSlice = 32;  // bytes of a row: memory is read by 32
   const auto chip = runtime::get_chip(device.device_id);
   const auto planes = params.batch * params.heads;
@@ -182,7 +181,7 @@ void launch_append(kvcache::Window& params, std::int64_t word, DLDevice device) 
   while (slice > word && slice / 2 >= bytes[0] && slice / 2 >= bytes[1]) slice /= 2;
   for (int i : {0, 1}) params.sides[i].slices = static_cast<unsigned>(div_ceil(bytes[i], slice));
   for (auto lanes = slice / word; lanes > 1; lanes /= 2) ++params.lane_bits;
-  LaunchKernel(blocks_of(slice), kThreads, device).enable_pdl(chip.has_pdl())(append.get(word), params);
+  LaunchKernel(blocks_of(slice), kvcache::kWindowThreads, device).enable_pdl(chip.has_pdl())(append.get(word), params);
 }
 
 void append_to_window(TensorView k_cache, TensorView v_cache, TensorView k, TensorView v) {

@@ -12,7 +12,6 @@ namespace kvcache {
 
 using namespace device;
 
-inline constexpr uint32_t kWindowThreads = 256;
 inline constexpr uint32_t kRowsOfThread = 8;  // that it asks for at once
 
 /// \brief Each block has one head of one sequence, of keys or of values, and some columns of all of its rows.

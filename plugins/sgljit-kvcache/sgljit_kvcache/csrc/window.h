@@ -7,6 +7,8 @@
 
 namespace kvcache {
 
+inline constexpr unsigned kWindowThreads = 256;  ///< of a block
+
 /// \brief One of the two caches, and the rows that are appended to it. Strides are of batch, head and row, in bytes.
 struct WindowSide {
   void* cache;
