@@ -36,7 +36,7 @@ def op_of(norm: Norm, first: Norm | None) -> str:
 
 
 def before(norm: Norm, by_result: Mapping[fx.Node, Norm]) -> Norm | None:
-    """The norm of the same kind whose result is an addend of a norm's sum, and nothing else.
+    """The norm of the same kind before the addition: its result is an addend, and has no other use.
 
     Args:
         norm: behind an addition.
@@ -69,10 +69,15 @@ def fuse(graph: fx.Graph, norm: Norm, first: Norm | None) -> None:
     if first is not None:
         x, residual = (first.x, residual) if x is first.out else (first.x, x)
         chain.insert(0, first)
+    inputs = {x, residual, *(one.weight for one in chain)}
+    if not values.order.keys() >= inputs:
+        raise Refused("its inputs are results of another chain")
     if any(leaks(one.nodes, one.shared | {one.out}) for one in chain):
         raise Refused("something takes a value inside of it, such as the sum in float32")
     if values.order[norm.weight] > values.order[total]:
         raise Refused("its weight is computed later than the sum")
+    if not {values.owner(one.weight) for one in chain}.isdisjoint(map(values.owner, (x, residual))):
+        raise Refused("a weight shares memory with an addend")
     own = {total} if first is None else {total, *first.nodes}
     for addend, other in ((x, residual), (residual, x)):
         _check(values, addend, other, own)

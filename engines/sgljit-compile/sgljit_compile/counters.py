@@ -12,22 +12,26 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .graphs import Editor, args, aten, is_call, is_known, value
 from .inductor import each_plus
 
-__all__ = ["advance", "stacked"]
+__all__ = ["Stacks", "advance", "drop_unused", "stacked"]
+
+# By the places of a layer's tokens and the length of its cache, those of several layers [layers, tokens], and the row.
+Stacks = dict[tuple[fx.Node, int], tuple[fx.Node, int]]
 
 _INTEGERS = (torch.int32, torch.int64)
 _MOST = 16  # nodes that compute the places of a layer
 
 
-def advance(graph: fx.Graph, devices: frozenset[str]) -> int:
-    """Let the counters to which a graph adds the same number become one kernel; how many there are.
+def advance(graph: fx.Graph, devices: frozenset[str]) -> None:
+    """Have one kernel add to all counters that get the same number.
 
     Args:
         graph: with the counters as inputs that it writes.
-        devices: the types of devices whose counters count.
+        devices: the types of devices that this is done on.
     """
     groups = defaultdict[Any, list[fx.Node]](list)
     for node in graph.nodes:
@@ -35,22 +39,21 @@ def advance(graph: fx.Graph, devices: frozenset[str]) -> int:
             counter = node.args[0].meta["val"]
             if counter.device.type in devices:
                 groups[number, counter.shape, counter.dtype, counter.device].append(node)
-    several = {key: copies for key, copies in groups.items() if len(copies) > 1}
-    for (number, *_), copies in several.items():
-        totals = [args(copy)[1] for copy in copies]
-        editor = Editor(graph, copies[0].prev)
-        for total, new in zip(
-            totals, editor.each(each_plus(), [args(copy)[0] for copy in copies], number), strict=True
-        ):
-            total.replace_all_uses_with(new)
-            graph.erase_node(total)
-    return sum(map(len, several.values()))
+    for (number, *_), copies in groups.items():
+        if len(copies) > 1:
+            inputs, totals = zip(*map(args, copies), strict=True)
+            news = Editor(graph, copies[0].prev).each(each_plus(), inputs, number)
+            for total, new in zip(totals, news, strict=True):
+                total.replace_all_uses_with(new)
+                graph.erase_node(total)
 
 
 def _added(counter: fx.Node, total: fx.Node) -> int | None:
     """The number that is added to a counter of one element, if its sum is used for nothing else."""
     tensor = value(counter)
-    if counter.op != "placeholder" or tensor is None or tensor.dtype not in _INTEGERS or tensor.numel() != 1:
+    if counter.op != "placeholder" or tensor is None or tensor.dtype not in _INTEGERS:
+        return None
+    if not statically_known_true(tensor.numel() == 1):
         return None
     if not is_call(total, aten.add.Tensor) or total.kwargs or len(total.users) != 1 or args(total)[0] is not counter:
         return None
@@ -58,33 +61,37 @@ def _added(counter: fx.Node, total: fx.Node) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def stacked(graph: fx.Graph, places: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
+def stacked(graph: fx.Graph, places: Iterable[tuple[fx.Node, int]]) -> Stacks:
     """Put the places of the tokens in each layer's cache into one tensor, where nothing but inputs gives them.
 
     Args:
-        graph: the nodes that compute places are moved to its begin.
-        places: nodes of [tokens].
-
-    Returns:
-        By node of places, the tensor [layers, tokens] and the row.
+        graph: the nodes that compute places are moved to its start.
+        places: nodes of [tokens], each with the length of the cache that they are in.
     """
-    sources = {node: found for node in dict.fromkeys(places) if (found := _sources(node)) is not None}
+    sources = {one: found for one in dict.fromkeys(places) if (found := _sources(one[0])) is not None}
     groups = defaultdict[Any, list[fx.Node]](list)
-    for node in sources:
+    for node, length in sources:
         tensor = node.meta["val"]
         if tensor.dim() == 1 and is_known(tensor.shape[0]):
-            groups[tensor.shape, tensor.dtype, tensor.device].append(node)
-    rows = dict[fx.Node, tuple[fx.Node, int]]()
-    for nodes in groups.values():
+            groups[length, tensor.shape, tensor.dtype, tensor.device].append(node)
+    rows: Stacks = {}
+    for (length, *_), nodes in groups.items():
         if len(nodes) > 1:
-            own = {source for node in nodes for source in sources[node]}
-            begin = Editor(graph, [node for node in graph.nodes if node.op == "placeholder"][-1])
+            own = {source for node in nodes for source in sources[node, length]}
             moved = [node for node in graph.nodes if node in own]
-            begin.move_here(moved)
+            Editor(graph, [node for node in graph.nodes if node.op == "placeholder"][-1]).move_here(moved)
             editor = Editor(graph, moved[-1])
             stack = editor.call(aten.reshape.default, editor.call(aten.cat.default, nodes), [len(nodes), -1])
-            rows |= {node: (stack, row) for row, node in enumerate(nodes)}
+            rows |= {(node, length): (stack, row) for row, node in enumerate(nodes)}
     return rows
+
+
+def drop_unused(graph: fx.Graph, stacks: Stacks) -> None:
+    """Take the tensors of places away that nothing takes."""
+    for stack in {stack for stack, _ in stacks.values() if not stack.users}:
+        (parts,) = stack.all_input_nodes
+        graph.erase_node(stack)
+        graph.erase_node(parts)
 
 
 def _sources(node: fx.Node) -> set[fx.Node] | None:

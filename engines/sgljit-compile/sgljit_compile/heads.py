@@ -8,13 +8,13 @@ heads of q go with each head of k as there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from .counters import Stacks
 from .graphs import (
     Editor,
     Refused,
@@ -86,6 +86,11 @@ class Store:
     value: fx.Node
     positions: fx.Node
 
+    @property
+    def length(self) -> int:
+        """The places of a cache."""
+        return int(self.k_cache.meta["val"].shape[2])
+
 
 @dataclass
 class Tables:
@@ -93,11 +98,11 @@ class Tables:
 
     Attributes:
         made: by what they are of.
-        stacks: by the places of a layer, those of several layers [layers, tokens], and the row.
+        stacks: the places of several layers.
     """
 
     made: dict[Any, fx.Node] = field(default_factory=dict)
-    stacks: Mapping[fx.Node, tuple[fx.Node, int]] = field(default_factory=dict)
+    stacks: Stacks = field(default_factory=dict)
 
 
 def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads | None:
@@ -359,7 +364,7 @@ def _slots(editor: Editor, store: Store, groups: int, tables: Tables) -> fx.Node
 
     ``index_put`` counts a negative position from the end and refuses one that is not there; so does ``index`` here.
     """
-    places, row = tables.stacks.get(store.positions, (store.positions, None))
+    places, row = tables.stacks.get((store.positions, store.length), (store.positions, None))
 
     def make() -> fx.Node:
         batch, _, length, _ = (int(size) for size in store.k_cache.meta["val"].shape)

@@ -41,7 +41,7 @@ def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) ->
     found = [heads.heads_of(rotation, by_result) for rotation in rotations(graph)]
     of_heads = {one.norm.out for one in found if one is not None and one.norm is not None}
     rotated = {one.out for one in found if one is not None}
-    tables = Tables(stacks=counters.stacked(graph, _places(found, rotated))) if _devices_of_heads(ops) else Tables()
+    tables = Tables(stacks=counters.stacked(graph, _places(found, rotated, ops)))
     while found:
         one, other = found[0], found[1] if len(found) > 1 else None
         reason = "q and k are not side by side"
@@ -53,14 +53,20 @@ def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) ->
             continue
         record.left["rope", reason] += 1
         del found[0]
+    counters.drop_unused(graph, tables.stacks)
     return of_heads
 
 
-def _places(found: list[Heads | None], rotated: set[fx.Node]) -> Iterator[fx.Node]:
-    """The places of the tokens in the caches of all layers."""
+def _places(
+    found: list[Heads | None], rotated: set[fx.Node], ops: Mapping[str, frozenset[str]]
+) -> Iterator[tuple[fx.Node, int]]:
+    """The places of the tokens in the caches of layers that may be stored to, with the caches' lengths."""
     for one in found:
-        if one is not None and (store := heads.store_of(one, rotated)) is not None:
-            yield store.positions
+        store = None if one is None else heads.store_of(one, rotated)
+        if one is None or store is None:
+            continue
+        if store.k_cache.meta["val"].device.type in ops.get(HEADS[one.norm is not None, True], ()):
+            yield store.positions, store.length
 
 
 def _pair(
@@ -88,7 +94,7 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
     by_result = {norm.out: norm for norm in norms(graph) if norm.out not in others}
     behind = [norm for norm in by_result.values() if add_norm.is_behind_addition(norm)]
     firsts = {norm.out: first for norm in behind if (first := add_norm.before(norm, by_result)) is not None}
-    alone = [norm for norm in by_result.values() if norm not in behind and norm not in firsts.values()]
+    alone = {norm.out for norm in by_result.values() if norm not in behind}
     replaced: set[fx.Node] = set()
     for norm in behind:
         if norm.x in replaced:
@@ -98,13 +104,13 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
         fuse = functools.partial(add_norm.fuse, graph, norm, first)
         if _put(ops, record, add_norm.op_of(norm, first), add_norm.kind_of(norm), norm.x, fuse):
             replaced.add(norm.x)
-        elif first is not None:
-            alone.append(first)
+            alone -= {first.out} if first is not None else set()
     if alone:
         record.left["norm", "no addition is right before it"] += len(alone)
 
 
 def _devices_of_heads(ops: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The types of devices that a chain of heads may be put in on."""
     return frozenset[str]().union(*(ops.get(op, ()) for op in HEADS.values()))
 
 

@@ -23,7 +23,7 @@ class Traits(NamedTuple):
         qk_norm: what of queries and keys is normalised: nothing (""), each "head", or "all" heads of a token together.
         gated_mlp: whether a token passes an MLP with a gate outside of the routed experts, whose kernels have an
             activation of their own.
-        sandwich_norm: whether the results of attention and of the MLP are normalised before the residual's addition.
+        sandwich_norm: whether the results of attention and of the MLP are normalised, as well as their inputs.
     """
 
     one_plus: bool = False

@@ -77,5 +77,5 @@ def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tens
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: a cache shares memory with itself or another argument.
+        ValueError: rows of a cache share memory with each other or with another argument, or cannot be proven not to.
     """

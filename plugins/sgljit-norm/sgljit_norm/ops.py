@@ -111,7 +111,7 @@ def fused_rmsnorm_add_rmsnorm(
 ) -> None:
     """``residual = rmsnorm(input, weight) + residual``, then ``input = rmsnorm(residual, next_weight)``, both in place.
 
-    One launch between two blocks of a model that also normalises the result of a block, such as GLM-4 (sandwich
+    One launch between two blocks of a model that also normalises the result of a block, such as GLM-4-0414 (sandwich
     normalisation, https://arxiv.org/abs/2105.13290). Computed in float32: the first norm is not rounded before the
     addition, nor the sum before the second norm. No row: a no-op.
 

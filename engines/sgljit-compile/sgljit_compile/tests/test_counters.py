@@ -9,7 +9,7 @@ from torch import nn
 from sgljit_compile.inductor import each_plus
 
 from .test_heads import KV_HEADS, LENGTH, SIZE, Prologue, given
-from .tiny import seen
+from .tiny import EVERYWHERE, seen
 
 
 def behind(x, start):
@@ -133,6 +133,42 @@ def test_places_of_another_dtype_have_a_tensor_of_their_own():
     layers = Layers(5, assigned=True)
     layers.places[1:3] = [lambda x, start: behind(x, start).to(torch.int32)] * 2
     assert sorted(stacks(check(layers, inputs((1, 2, 3, 4, 5))))) == [2, 3]
+
+
+def test_layers_with_caches_of_another_length_have_a_tensor_of_their_own():
+    """A place is checked against the length of its own cache."""
+    tensors = inputs((1, LENGTH + 1, 3, LENGTH + 3))
+    for layer in (1, 3):
+        for i in (2 + 3 * layer, 3 + 3 * layer):
+            tensors[i] = torch.cat((tensors[i], tensors[i]), 2)
+    assert stacks(check(Layers(4), tensors)) == [2, 2]
+
+
+def test_places_of_layers_that_are_not_stored_to_stay_where_they_are():
+    ops = {op: devices for op, devices in EVERYWHERE.items() if "kvcache" not in op}
+    _, record, graph = seen(Layers(3), *inputs(), ops=ops)
+    assert record.chains == {"qk-norm + rope": 3}
+    assert not stacks(graph.graph.nodes)
+
+
+def test_counters_on_a_device_without_ops_stay():
+    _, _, graph = seen(Layers(3), *inputs(), ops=dict.fromkeys(EVERYWHERE, frozenset({"cuda"})))
+    assert not advanced(graph.graph.nodes)
+    assert not stacks(graph.graph.nodes)
+
+
+def test_tensors_whose_size_nobody_knows_are_no_counters():
+    def call(first, second, x):
+        first.add_(1)
+        second.add_(1)
+        return x * 2
+
+    tensors = [torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.ones(2)]
+    for tensor in tensors[:2]:
+        torch._dynamo.decorators.mark_unbacked(tensor, 0)
+    _, _, graph = seen(call, *tensors)
+    assert not advanced(graph.graph.nodes)
+    assert [tensor.tolist() for tensor in tensors] == [[1, 1, 1], [1, 1, 1], [1, 1]]
 
 
 def test_layers_with_places_in_common_need_no_stack():

@@ -390,6 +390,36 @@ def test_a_norm_of_a_sum_before_the_addition_is_an_op_of_its_own():
     assert record.chains == {"add + norm": 2}
 
 
+def test_a_first_norm_of_what_another_chain_gives_stays():
+    one, two, three = Norm(), *two_norms()
+
+    def call(x, residual, matrix, other):
+        normed = one(residual @ other + x @ matrix)
+        total = residual @ matrix + two(normed)
+        return three(total), total
+
+    result, record, _ = seen(call, *inputs())
+    with torch.no_grad():
+        torch.testing.assert_close(result, call(*inputs()), rtol=1e-5, atol=1e-5)
+    assert record.chains == {"add + norm": 1}
+    assert record.left == {("norm", LEFT): 1, ("norm + add + norm", "its inputs are results of another chain"): 1}
+
+
+@pytest.mark.parametrize("of_residual", [False, True])
+def test_a_weight_that_is_a_part_of_an_addend_stays(of_residual):
+    first, second = two_norms()
+
+    def call(x, residual, matrix, other):
+        product, added = x @ matrix, residual @ other
+        del first.weight
+        first.weight = (added if of_residual else product)[0, 1]
+        total = first(product) + added
+        return second(total), total
+
+    record = check(call, inputs(), "")
+    assert record.left == {("norm", LEFT): 1, ("norm + add + norm", "a weight shares memory with an addend"): 1}
+
+
 def test_sizes_that_change():
     given = inputs()
     for tensor in given[:2]:

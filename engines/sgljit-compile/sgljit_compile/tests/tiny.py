@@ -48,6 +48,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {"head_dim": 16, "sliding_window": 8},
         {"qk-norm + rope": 2, "sliding window": 2, "norm + add + norm with 1 + weight": 4, **_GROUPED},
     ),
+    "glm4": (
+        "Glm4Config",
+        {"head_dim": 16},
+        {"norm + add + norm": 4, **_GROUPED},
+    ),
     "gpt_oss": (
         "GptOssConfig",
         {

@@ -28,8 +28,8 @@ void fused_add_rmsnorm(TensorView input, TensorView residual, TensorView weight,
       F::weight = weight_of(x, "weight", weight));
 }
 
-/// residual = rmsnorm(input, weight) + residual, then input = rmsnorm(residual, next_weight), row by row, each value
-/// rounded where it is stored alone; with 1 + weight if `kPlusOne`. On CUDA on the current stream of its device.
+/// residual = rmsnorm(input, weight) + residual, then input = rmsnorm(residual, next_weight), row by row. Values are
+/// rounded only where they are stored. With 1 + weight if `kPlusOne`. On CUDA on the current stream of its device.
 template <bool kPlusOne>
 void rmsnorm_add_rmsnorm(
     TensorView input, TensorView residual, TensorView weight, TensorView next_weight, double eps) {
