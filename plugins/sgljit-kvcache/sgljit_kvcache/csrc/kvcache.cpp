@@ -147,7 +147,9 @@ Memory memory_of(const Argument& argument) {
 void refuse_shared(const Argument& cache, std::initializer_list<const Argument*> others) {
   const auto memory = memory_of(cache);
   if (memory.overlaps && !memory.rows.is_empty()) [[unlikely]]
-    throw Error("ValueError", "rows of ", cache.name, " share memory with each other, or cannot be proven not to: it is ", cache.tensor);
+    throw Error(
+        "ValueError", "rows of ", cache.name, " share memory with each other, or cannot be proven not to: it is ",
+        cache.tensor);
   for (const auto* other : others) {
     if (rows_meet(memory.rows, memory_of(*other).rows)) [[unlikely]]
       throw Error(

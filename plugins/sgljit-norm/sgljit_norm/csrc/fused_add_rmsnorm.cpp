@@ -31,8 +31,7 @@ void fused_add_rmsnorm(TensorView input, TensorView residual, TensorView weight,
 /// residual = rmsnorm(input, weight) + residual, then input = rmsnorm(residual, next_weight), row by row. Values are
 /// rounded only where they are stored. With 1 + weight if `kPlusOne`. On CUDA on the current stream of its device.
 template <bool kPlusOne>
-void rmsnorm_add_rmsnorm(
-    TensorView input, TensorView residual, TensorView weight, TensorView next_weight, double eps) {
+void rmsnorm_add_rmsnorm(TensorView input, TensorView residual, TensorView weight, TensorView next_weight, double eps) {
   using F = norms::RMSNormAddRMSNorm<kPlusOne>;
   const auto x = tokens("input", input, 2);
   const auto r = tokens("residual", residual, 2).typed_as(x);
