@@ -30,7 +30,7 @@ TOKENS = {"cuda": (1, 8, 64, 256, 1024, 4096, 16384), "cpu": (1, 64, 1024)}
 SHAPES = {device: [(tokens, size) for size in (64, 128, 256) for tokens in of] for device, of in TOKENS.items()}
 LATENT, ROTATED = 512, 64
 WINDOWS = ((128, 8, 64), (1024, 4, 256), (4096, 8, 128))  # rows, heads and the size of a row
-BATCHES = {"cuda": (1, 8, 64), "cpu": (1, 8)}
+TOKENS_OF_WINDOWS = {"cuda": (1, 8, 64), "cpu": (1, 8)}
 OPS = ("store_cache", "gather_cache", "set_mla_kv_buffer", "append_to_window")
 
 
@@ -129,22 +129,22 @@ def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
 
 
 def table_of_windows(device: str) -> list[dict[str, Any]]:
-    """The same for ``append_to_window``. The new token is a transposed projection, as models have it."""
+    """The same for ``append_to_window``, with one token for each of so many sequences: a transposed projection."""
 
-    def make(batch: int, window: int, heads: int, size: int) -> tuple[torch.Tensor, ...]:
-        caches = [torch.randn(batch, heads, window, size, device=device).bfloat16() for _ in "kv"]
-        rows = [torch.randn(batch, 1, heads, size, device=device).bfloat16().transpose(1, 2) for _ in "kv"]
+    def make(tokens: int, window: int, heads: int, size: int) -> tuple[torch.Tensor, ...]:
+        caches = [torch.randn(tokens, heads, window, size, device=device).bfloat16() for _ in "kv"]
+        rows = [torch.randn(tokens, 1, heads, size, device=device).bfloat16().transpose(1, 2) for _ in "kv"]
         return (*caches, *rows)
 
-    def run(batch: int, window: int, heads: int, size: int, provider: str) -> Figure | float:
+    def run(tokens: int, window: int, heads: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()
         kernel = provided("append_to_window", provider)
-        check("append_to_window", kernel, make(batch, window, heads, size))
-        num_bytes = 2 * 2 * 2 * batch * heads * window * size
-        return measure(kernel, lambda: make(batch, window, heads, size), num_bytes=num_bytes, seconds=0.03)
+        check("append_to_window", kernel, make(tokens, window, heads, size))
+        num_bytes = 2 * 2 * 2 * tokens * heads * window * size
+        return measure(kernel, lambda: make(tokens, window, heads, size), num_bytes=num_bytes, seconds=0.03)
 
-    places = [(batch, *sizes) for sizes in WINDOWS for batch in BATCHES[device]]
-    shape = ["batch", "window", "heads", "size"]
+    places = [(tokens, *sizes) for sizes in WINDOWS for tokens in TOKENS_OF_WINDOWS[device]]
+    shape = ["tokens", "window", "heads", "size"]
     return sweep(run, shape, get_benchmark_range(places, places[:1]), ["sgljit", *from_pytorch(device)])
 
 
@@ -165,7 +165,10 @@ def main() -> None:
         op: table_of_windows(arguments.device) if op == "append_to_window" else table(op, arguments.device, peers)
         for op in arguments.ops.split(",")
     }
-    note = "bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes."
+    note = (
+        "bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes. "
+        "`append_to_window` has one token of each sequence."
+    )
     sys.stdout.write(write_results(arguments.output, "KV caches", tables, note=note, device=arguments.device))
 
 
