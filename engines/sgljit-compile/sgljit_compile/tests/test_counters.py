@@ -99,6 +99,7 @@ def test_a_place_that_is_not_there_is_an_error_in_any_layer(wrong):
         seen(Layers(assigned=True), *inputs((5, wrong, 3)))
 
 
+@pytest.mark.slow
 def test_each_number_that_is_added_has_a_kernel():
     layers = Layers(5)
     layers.steps = [1, 2, 1, 2, 3]
@@ -107,12 +108,14 @@ def test_each_number_that_is_added_has_a_kernel():
     assert stacks(nodes) == [5]
 
 
+@pytest.mark.slow
 def test_one_counter_stays():
     nodes = check(Layers(1), inputs((5,)))
     assert not advanced(nodes)
     assert not stacks(nodes)
 
 
+@pytest.mark.slow
 def test_a_sum_that_something_else_takes_stays():
     class Told(Layers):
         def forward(self, x, positions, *states):
@@ -123,12 +126,14 @@ def test_a_sum_that_something_else_takes_stays():
     assert advanced(nodes) == [(2, 1)]
 
 
+@pytest.mark.slow
 def test_places_that_tokens_decide_stay_where_they_are():
     layers = Layers(3)
     layers.places[1] = lambda x, start: start + (x[0, :, 0] > 1e9).long()
     assert stacks(check(layers, inputs())) == [2]
 
 
+@pytest.mark.slow
 def test_places_of_another_dtype_have_a_tensor_of_their_own():
     layers = Layers(5, assigned=True)
     layers.places[1:3] = [lambda x, start: behind(x, start).to(torch.int32)] * 2
@@ -144,6 +149,7 @@ def test_layers_with_caches_of_another_length_have_a_tensor_of_their_own():
     assert stacks(check(Layers(4), tensors)) == [2, 2]
 
 
+@pytest.mark.slow
 def test_places_of_layers_that_are_not_stored_to_stay_where_they_are():
     ops = {op: devices for op, devices in EVERYWHERE.items() if "kvcache" not in op}
     _, record, graph = seen(Layers(3), *inputs(), ops=ops)
@@ -151,6 +157,7 @@ def test_places_of_layers_that_are_not_stored_to_stay_where_they_are():
     assert not stacks(graph.graph.nodes)
 
 
+@pytest.mark.slow
 def test_counters_on_a_device_without_ops_stay():
     _, _, graph = seen(Layers(3), *inputs(), ops=dict.fromkeys(EVERYWHERE, frozenset({"cuda"})))
     assert not advanced(graph.graph.nodes)
@@ -171,6 +178,7 @@ def test_tensors_whose_size_nobody_knows_are_no_counters():
     assert [tensor.tolist() for tensor in tensors] == [[1, 1, 1], [1, 1, 1], [1, 1]]
 
 
+@pytest.mark.slow
 def test_layers_with_places_in_common_need_no_stack():
     class Common(Layers):
         def forward(self, x, positions, *states):

@@ -312,6 +312,7 @@ def test_a_norm_before_the_addition_is_a_part_of_it(dtype, plus_one):
     assert not record.left
 
 
+@pytest.mark.slow
 def test_a_chain_of_layers_with_two_norms_each():
     (one, two), (three, four) = two_norms(), two_norms()
 
@@ -365,6 +366,7 @@ def test_a_product_that_is_needed_after_its_norm_stays():
     assert record.left == {("norm", LEFT): 1, ("norm + add + norm", later): 1}
 
 
+@pytest.mark.slow
 def test_what_the_compiler_fuses_with_the_first_norm_stays():
     first, second = two_norms()
 
@@ -376,6 +378,7 @@ def test_what_the_compiler_fuses_with_the_first_norm_stays():
     assert record.left == {("norm", LEFT): 1, ("norm + add + norm", FUSES): 1}
 
 
+@pytest.mark.slow
 def test_a_norm_of_a_sum_before_the_addition_is_an_op_of_its_own():
     first, second = two_norms()
 
