@@ -34,18 +34,23 @@ from .helpers import (
 )
 
 norm = ops["norm"]
-each_op = pytest.mark.parametrize("op", OPS)
+# Each op and dtype is a program of its own to compile. That of Gemma differs from another in its weight alone.
+ALIKE = "gemma_fused_rmsnorm_add_rmsnorm"
+each_op = pytest.mark.parametrize("op", [pytest.param(op, marks=pytest.mark.slow) if op == ALIKE else op for op in OPS])
 each_dtype = pytest.mark.parametrize(
     "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in DTYPES], ids=str
 )
-# Each compiles a program of its own. That of Gemma differs in its weight alone, whatever the dtype.
 each_op_and_dtype = pytest.mark.parametrize(
     ("op", "dtype"),
     [
         pytest.param(op, dtype, marks=[pytest.mark.slow] if is_slow else [])
         for op in OPS
         for dtype in DTYPES
-        for is_slow in [dtype is torch.float16 or (dtype is torch.float32 and op.startswith("gemma"))]
+        for is_slow in [
+            dtype is torch.float16
+            or op == ALIKE
+            or (dtype is torch.float32 and (op.startswith("gemma") or "norm_add_" in op))
+        ]
     ],
     ids=str,
 )
