@@ -47,5 +47,5 @@ def append_to_window(model: ModelShape | None) -> Calls:
     if model is not None:
         shapes = [(model.kv_heads, model.head_dim, model.dtype)] if model.caches == 2 else []
     for heads, size, dtype in shapes:
-        cache, rows = (TensorSpec((TOKENS, heads, count, size), dtype) for count in (1024, 1))
+        cache, rows = (TensorSpec((TOKENS, heads, count, size), dtype) for count in (2, 1))
         yield {"k_cache": cache, "v_cache": cache, "k": rows, "v": rows}
