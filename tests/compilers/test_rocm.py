@@ -248,6 +248,7 @@ def test_targets_and_compilers_have_keys_of_their_own(tmp_path: Path, monkeypatc
 # ---- waves of 64 lanes ----
 
 
+@pytest.mark.slow
 def test_reductions_and_shuffles_keep_to_their_warp_on_a_wave_of_64(tmp_path: Path) -> None:
     """The headers' own code for ROCm, compiled by g++ for lanes that take turns on the CPU."""
     directory = Path(toolbox.__file__).with_name("hip_on_cpu")

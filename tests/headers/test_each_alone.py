@@ -47,7 +47,7 @@ def test_nvcc(header: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["75", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("80", "100a")), "120a"]
+    "arch", ["75", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("80", "100a", "120a"))]
 )
 def test_device_headers_for_other_targets(arch: str, tmp_path: Path) -> None:
     source = "".join(f"#include <{header}>\n" for header in toolbox.DEVICE_HEADERS)

@@ -189,7 +189,7 @@ def test_powers_of_two() -> None:
     [
         pytest.param(["light.cpp"], marks=pytest.mark.slow),
         pytest.param(["heavy.cpp"], marks=pytest.mark.slow),
-        ["light.cpp", "heavy.cpp"],
+        pytest.param(["light.cpp", "heavy.cpp"], marks=pytest.mark.slow),
     ],
     ids=" and ".join,
 )

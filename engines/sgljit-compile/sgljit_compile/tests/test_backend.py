@@ -62,6 +62,7 @@ def test_on_the_cpu_nothing_is_used_unless_it_is_named():
     assert run(options={"chains": "norm", **FRESH}).chains == {"add + norm": 1}
 
 
+@pytest.mark.slow
 def test_what_is_switched_off_stays(monkeypatch):
     assert run(options={"chains": "-fused_add_rmsnorm", **FRESH}).left == {("add + norm", "switched off"): 1}
     monkeypatch.setenv("SGLJIT_ENGINES", "off")

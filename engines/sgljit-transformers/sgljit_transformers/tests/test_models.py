@@ -88,7 +88,7 @@ def test_in_half_precision_an_mlp_is_at_least_as_exact(name, dtype, device):
 @pytest.mark.parametrize(
     ("name", "in_graphs"),
     [
-        pytest.param(*one, marks=[] if one in (("qwen3", False), ("gemma3", True)) else [pytest.mark.slow])
+        pytest.param(*one, marks=[] if one == ("gemma3", True) else [pytest.mark.slow])
         for one in itertools.product(MODELS, (False, True))
     ],
 )

@@ -254,6 +254,7 @@ assert all(torch.equal(*pair) for pair in zip(caches, wanted))
 """
 
 
+@pytest.mark.slow
 def test_threads_of_the_cpu_share_heads():
     script = (sys.executable, "-c", SHARED)
     environment = {**os.environ, "SGLJIT_SPLIT_ALWAYS": "1"}

@@ -215,6 +215,7 @@ def arch_target():
     return arch.cuda_target()
 
 
+@pytest.mark.slow
 def test_two_processes_compile_a_kernel_once(run, cache):
     code = textwrap.dedent(BUILD)
     output = run(f"import os\nchild = os.fork()\n{code}\nif child: assert os.waitpid(child, 0)[1] == 0\n")

@@ -340,6 +340,7 @@ def test_the_key_names_no_tensor(run, package):
     assert "TypeError: tri_family.kernel: the key of @triton.autotune has x, of Tensor; name its sizes" in failed
 
 
+@pytest.mark.slow
 def test_the_interpreter_runs_the_first_configuration(run):
     pytest.importorskip("triton")
     run("""
