@@ -184,15 +184,8 @@ def test_powers_of_two() -> None:
     assert load(text, "one").one() == 1
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        pytest.param(["light.cpp"], marks=pytest.mark.slow),
-        pytest.param(["heavy.cpp"], marks=pytest.mark.slow),
-        pytest.param(["light.cpp", "heavy.cpp"], marks=pytest.mark.slow),
-    ],
-    ids=" and ".join,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [["light.cpp"], ["heavy.cpp"], ["light.cpp", "heavy.cpp"]], ids=" and ".join)
 def test_files_that_are_units_of_their_own_see_them_too(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "light.cpp").write_text(
         "#include <sgl_kernel/tensor.h>\n#include <sgl_kernel/export.h>\n"

@@ -33,7 +33,6 @@ def test_a_module_keeps_no_descriptor_and_maps_name_its_artifact(children, cache
     assert set(re.findall(r"memfd:sgljit:number-(\w{8}) ", output)) == keys
 
 
-@pytest.mark.slow
 def test_where_no_link_can_be_made_the_descriptor_stays(children, tmp_path):
     (tmp_path / "closed").touch()
     closed = str(tmp_path / "closed")
