@@ -80,6 +80,11 @@ def with_residual(tokens: int, size: int, dtype: torch.dtype, device: str) -> Te
     return x, residual.normal_(), w
 
 
+def between_norms(tokens: int, size: int, dtype: torch.dtype, device: str) -> Tensors:
+    """The arguments of fused_rmsnorm_add_rmsnorm."""
+    return *with_residual(tokens, size, dtype, device), weight(size, dtype, device)
+
+
 def with_bias(tokens: int, size: int, dtype: torch.dtype, device: str) -> Tensors:
     """The arguments of layernorm."""
     x, w, out = out_of_place(tokens, size, dtype, device)
@@ -114,6 +119,12 @@ def pytorch_fused_add(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) 
     x.copy_(rms_norm(residual, w.shape, w, EPS))
 
 
+def pytorch_between_norms(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor, next_w: torch.Tensor) -> None:
+    """fused_rmsnorm_add_rmsnorm in plain PyTorch."""
+    residual.add_(rms_norm(x, w.shape, w, EPS))
+    x.copy_(rms_norm(residual, next_w.shape, next_w, EPS))
+
+
 def pytorch_qknorm(q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor) -> None:
     """Both normalisations of q and k in plain PyTorch."""
     q.copy_(rms_norm(q, q_weight.shape, q_weight, EPS))
@@ -133,6 +144,7 @@ def of_heads(tokens: dict[str, list[int]], size: int) -> dict[str, list[tuple[in
 SUBJECTS = {
     "rmsnorm": Subject(SHAPES, out_of_place, 2, pytorch_rmsnorm),
     "fused_add_rmsnorm": Subject(SHAPES, with_residual, 4, pytorch_fused_add),
+    "fused_rmsnorm_add_rmsnorm": Subject(FEWER_SHAPES, between_norms, 4, pytorch_between_norms),
     "fused_inplace_qknorm": Subject(of_heads(TOKENS, sum(HEADS) * HEAD_DIM), q_and_k, 2, pytorch_qknorm),
     "fused_inplace_qknorm_across_heads": Subject(of_heads(FEWER_TOKENS, sum(Q_AND_K)), q_and_k_rows, 2, pytorch_qknorm),
     "layernorm": Subject(FEWER_SHAPES, with_bias, 2, pytorch_layernorm),
