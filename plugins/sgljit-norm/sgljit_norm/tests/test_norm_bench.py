@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sgljit_norm import reference
-from sgljit_norm.bench import grid, open_models, tune
+from sgljit_norm.bench import bench_norm, grid, open_models, tune
 from sgljit_norm.bench.heat_map import write_heat_map
 
 
@@ -31,7 +31,8 @@ def test_the_short_range(device: str, tmp_path: Path):
     assert result.stdout.startswith(text)
     assert f"Command: `python -m sgljit_norm.bench.bench_norm --device {device} --output norm.md`" in text
     rows = re.findall(r"^\| \d+ \| \d+ \|(.+)\|$", text, re.MULTILINE)
-    assert len(rows) == len(re.findall(r"^## .*, bfloat16$", text, re.MULTILINE)) == 5
+    assert re.findall(r"^## (.*), bfloat16$", text, re.MULTILINE) == list(bench_norm.SUBJECTS)
+    assert len(rows) == len(bench_norm.SUBJECTS)
     for row in rows:
         assert len(re.findall(r"\d+\.\d\d \(\d+ %\)", row)) >= 2
 
