@@ -40,9 +40,15 @@ def test_two_host_units_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("header", toolbox.HEADERS)
+@pytest.mark.parametrize("header", sorted({*toolbox.HEADERS} - {*toolbox.HOST_HEADERS}))
 def test_nvcc(header: str, tmp_path: Path) -> None:
     result = toolbox.compile_cuda(f"#include <{header}>\n", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_nvcc_takes_the_host_headers(tmp_path: Path) -> None:
+    """Together: each alone is compiled by g++, which nvcc calls, too."""
+    result = toolbox.compile_cuda("".join(f"#include <{header}>\n" for header in toolbox.HOST_HEADERS), tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -231,7 +231,7 @@ def test_installed_wheels_run_rmsnorm(installed):
 SHARE = """
 from collections import Counter
 
-FUNCTIONS = 4
+FUNCTIONS = 2
 
 
 def pytest_collection_modifyitems(config, items):
