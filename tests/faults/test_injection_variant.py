@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", injection.ERRNOS)
 @pytest.mark.parametrize("name", ["variant, cold", "variant, warm"])
-def test_a_fault_at_one_of_seven_calls(ground, record_property, name, kind):
-    tally = injection.campaign(ground, name, (kind,), step=7)
+def test_a_fault_at_one_of_eleven_calls(ground, record_property, name, kind):
+    tally = injection.campaign(ground, name, (kind,), step=11)
     record_property("faults", tally.fired)
     assert "\n\n".join(tally.failures) == ""
