@@ -182,16 +182,36 @@ class Values:
         sharing = () if tensor is None else self.sharing[_memory(tensor)]
         return any(is_call(one, aten.as_strided.default) for one in sharing)
 
-    def dependent(self, results: Iterable[fx.Node], before: fx.Node, own: set[fx.Node]) -> list[fx.Node]:
-        """The nodes before a place that take some results, or what follows from them; those of the chain itself not."""
+    def place(
+        self, inputs: Collection[fx.Node], results: Collection[fx.Node], own: Collection[fx.Node]
+    ) -> tuple[fx.Node, list[fx.Node]]:
+        """Where one op can take the place of a chain.
+
+        Args:
+            inputs: what the op takes.
+            results: the nodes of the chain whose values the op gives.
+            own: all nodes of the chain.
+
+        Returns:
+            The latest input, behind which the op stands; and the nodes before that which need a result, which must move
+            behind the op.
+
+        Raises:
+            Refused: there is no such place.
+        """
+        if not self.order.keys() >= set(inputs):
+            raise Refused("its inputs are results of another chain")
+        latest = max(inputs, key=lambda node: self.order[node])
         found = set(results)
-        first, last = min(self.order[node] for node in found), self.order[before]
+        first, last = min(self.order[node] for node in found), self.order[latest]
         late = []
         for node, place in self.order.items():
             if first < place <= last and node not in own and any(source in found for source in node.all_input_nodes):
                 found.add(node)
                 late.append(node)
-        return late
+        if not set(inputs).isdisjoint({*late, *own}):
+            raise Refused("its inputs need its results")
+        return latest, late
 
 
 def _memory(tensor: torch.Tensor) -> int:

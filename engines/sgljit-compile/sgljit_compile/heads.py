@@ -219,13 +219,8 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
     inputs |= {heads.norm.weight for heads in (q, k) if heads.norm}
     inputs |= {store.value, store.positions, store.k_cache, store.v_cache} if store else set()
     results = [q.out, k.out, *((store.k, store.v) if store else ())]
-    if not values.order.keys() >= inputs:
-        raise Refused("its inputs are results of another chain")
+    place, late = values.place(inputs, results, own)
     _check(values, q, k)
-    place = max(inputs, key=lambda node: values.order[node])
-    late = values.dependent(results, place, set(own))
-    if not inputs.isdisjoint({*late, *own}):
-        raise Refused("its inputs need its results")
     # A table that another chain has made may come too late for this one.
     before = values.order[place]
     made = {key: node for key, node in tables.made.items() if values.order[node] <= before}

@@ -121,13 +121,8 @@ def fuse(graph: fx.Graph, k: Window, v: Window) -> None:
         Refused: the graph stays as it is, for a reason.
     """
     values = Values(graph)
-    if not values.order.keys() >= {k.heads, v.heads}:
-        raise Refused("its inputs are results of another chain")
     own = k.nodes | v.nodes
-    place = max((k.heads, v.heads, k.cache, v.cache), key=lambda node: values.order[node])
-    late = values.dependent([k.out, v.out], place, set(own))
-    if not own.union(late).isdisjoint({k.heads, v.heads}):
-        raise Refused("its inputs need its results")
+    place, late = values.place({k.heads, v.heads, k.cache, v.cache}, [k.out, v.out], own)
     editor = Editor(graph, place)
     try:
         tokens = {"k": _rows(editor, k), "v": _rows(editor, v)}

@@ -68,8 +68,8 @@ def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tens
     of ``k`` become its last. Every bit is kept. No token, or no sequence: a no-op.
 
     Args:
-        k_cache: [batch, heads, window, dim], float8_e4m3fn, float8_e5m2, float16, bfloat16 or float32, on a CUDA device
-            or the CPU. Sequences, heads and rows may be any distance apart; elements of a row may not.
+        k_cache: [batch, heads, window, dim], contiguous, float8_e4m3fn, float8_e5m2, float16, bfloat16 or float32, on a
+            CUDA device or the CPU.
         v_cache: like ``k_cache``, of its dtype, with a ``dim`` of its own.
         k: [batch, heads, tokens, dim], of the dtype and the ``dim`` of ``k_cache``, with any distances, such as a
             transposed [batch, tokens, heads, dim]. There are at most ``window`` tokens; as many replace the cache.
@@ -77,5 +77,6 @@ def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tens
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: rows of a cache share memory with each other or with another argument, or cannot be proven not to.
+        ValueError: a cache shares memory with another argument. All memory between the first and the last element of an
+            argument counts.
     """

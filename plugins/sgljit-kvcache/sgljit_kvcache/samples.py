@@ -47,19 +47,17 @@ def set_mla_kv_buffer(device: torch.device) -> Iterator[Sample]:
 
 
 def append_to_window(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and size of a load; heads of a projection, and caches side by side; up to a window of tokens."""
+    """Every dtype and size of a load; heads of a projection, and dense ones; up to a window of tokens."""
     for dtype, (batch, window, tokens), (size, v_size) in itertools.product(
         (torch.bfloat16, torch.float16, torch.float32),
         ((0, 4, 1), (1, 4, 0), (2, 1, 1), (3, 37, 3), (1, 33, 33), (1, 300, 1)),
         ((128, 128), (192, 128), (80, 20), (6, 6), (65, 65), (1, 1)),
     ):
         qkv = torch.randn(batch, tokens, 4, size + v_size, device=device).to(dtype).transpose(1, 2)
-        memory = torch.randn(batch, 2, window, size + v_size, device=device).to(dtype)
         k, v = qkv[:, 2:].split((size, v_size), -1)
-        caches = memory.split((size, v_size), -1)
-        yield {"k_cache": caches[0], "v_cache": caches[1], "k": k, "v": v}
-        k, v, *caches = (x.contiguous() for x in (k, v, *caches))
-        yield {"k_cache": caches[0], "v_cache": caches[1], "k": k, "v": v}
+        k_cache, v_cache = (torch.randn(batch, 2, window, n, device=device).to(dtype) for n in (size, v_size))
+        yield {"k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+        yield {"k_cache": k_cache, "v_cache": v_cache, "k": k.contiguous(), "v": v.contiguous()}
 
 
 def _slots(tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -71,7 +71,7 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
   copy({}, {stored(nope, buffer.slice(0, nope.columns)), stored(rope, buffer.slice(nope.columns, rope.columns))});
 }
 
-/// A tensor [batch, heads, rows, size] of a window. Any dimension but the last may have any stride.
+/// A tensor [batch, heads, rows, size] of a window.
 struct Argument {
   const char* name;
   const TensorView& tensor;
@@ -89,73 +89,24 @@ struct Argument {
   }
 };
 
-/// The memory of rows along three dimensions, as rows along two: dimensions that continue each other are one, and if
-/// three are left, those of the closest rows become one with their gaps.
-struct Memory {
-  MemoryRows rows;
-  bool overlaps;  ///< whether rows share memory with each other, or may
-};
-
-Memory memory_of(const Argument& argument) {
-  RowDimension dimensions[3];
-  int count = 0;
-  std::intptr_t begin = reinterpret_cast<std::intptr_t>(argument.tensor.data_ptr());
-  for (int i = 0; i < 3; ++i) {
-    RowDimension dimension = {argument.tensor.size(i), argument.stride(i)};
-    if (dimension.count == 0) return {{nullptr, 0}, false};
-    if (dimension.count == 1) continue;
-    if (dimension.stride < 0) {
-      begin += dimension.extent();
-      dimension.stride = -dimension.stride;
-    }
-    int place = count++;
-    for (; place > 0 && dimensions[place - 1].stride > dimension.stride; --place)
-      dimensions[place] = dimensions[place - 1];
-    dimensions[place] = dimension;
+/// All bytes from the first element of a tensor to its last.
+MemoryRows span_of(const Argument& argument) {
+  std::int64_t first = 0, width = argument.tensor.numel() > 0 ? argument.row_bytes() : 0;
+  for (int i : {0, 1, 2}) {
+    const auto extent = (argument.tensor.size(i) - 1) * argument.stride(i);
+    if (extent < 0) first += extent;
+    if (width > 0) width += extent < 0 ? -extent : extent;
   }
-  RowDimension left[2];
-  int num_left = 0;
-  bool overlaps = false;
-  auto width = argument.row_bytes(), span = width;  // of a row, and of all rows of the dimensions so far
-  for (int i = 0; i < count; ++i) {
-    const auto& dimension = dimensions[i];
-    overlaps = overlaps || dimension.stride < span;
-    if (num_left == 0 ? dimension.stride <= width : dimension.stride < span) {
-      width = span + dimension.extent();
-      num_left = 0;
-    } else if (num_left > 0 && dimension.stride == left[num_left - 1].count * left[num_left - 1].stride) {
-      left[num_left - 1].count *= dimension.count;
-    } else {
-      if (num_left == 2) {  // the gaps between the closest rows count as rows, or as bytes of rows
-        auto& [closest, next] = left;
-        const bool continues = next.stride % closest.stride == 0;
-        if (continues) closest.count += (next.count - 1) * (next.stride / closest.stride);
-        else width += closest.extent();
-        if (!continues) closest = next;
-        num_left = 1;
-      }
-      left[num_left++] = dimension;
-    }
-    span += dimension.extent();
-  }
-  const RowDimension one;
-  const auto* data = reinterpret_cast<const void*>(begin);
-  return {{data, width, num_left > 0 ? left[0] : one, num_left > 1 ? left[1] : one}, overlaps};
+  return {pointer::offset(argument.tensor.data_ptr(), first), width};
 }
 
 /// Refuses memory with which the result would depend on the order of the rows.
 void refuse_shared(const Argument& cache, std::initializer_list<const Argument*> others) {
-  const auto memory = memory_of(cache);
-  if (memory.overlaps && !memory.rows.is_empty()) [[unlikely]]
-    throw Error(
-        "ValueError", "rows of ", cache.name, " share memory with each other, or cannot be proven not to: it is ",
-        cache.tensor);
   for (const auto* other : others) {
-    if (rows_meet(memory.rows, memory_of(*other).rows)) [[unlikely]]
+    if (rows_meet(span_of(cache), span_of(*other))) [[unlikely]]
       throw Error(
-          "ValueError", "rows of ", cache.name, " share memory with rows of ", other->name, ": ", cache.name, " is ",
-          cache.tensor, ", ", other->name, " is ", other->tensor,
-          ". Rows that cannot be proven disjoint count as overlapping");
+          "ValueError", cache.name, " shares memory with ", other->name, ": ", cache.name, " is ", cache.tensor, ", ",
+          other->name, " is ", other->tensor, ". All memory between the first and the last element of a tensor counts");
   }
 }
 
@@ -193,19 +144,26 @@ void append_to_window(TensorView k_cache, TensorView v_cache, TensorView k, Tens
   type.set_options<float, __half, __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2>();
   auto device = SymbolicDevice{};
   device.set_options<kDLCUDA, kDLCPU>();
-  const auto check = [&](const Argument& argument, SymbolicSize& rows, SymbolicSize& size) {
-    TensorMatcher({batch, heads, rows, size})
+  const Argument of_k_cache = {"k_cache", k_cache}, of_v_cache = {"v_cache", v_cache}, of_k = {"k", k}, of_v = {"v", v};
+  const auto check_cache = [&](const Argument& cache, SymbolicSize& size) {
+    TensorMatcher({batch, heads, window, size})
+        .with_dtype(type)
+        .with_device(device)
+        .ensure_alignment(cache.bytes)
+        .verify(cache.tensor, cache.name);
+  };
+  const auto check_rows = [&](const Argument& rows, SymbolicSize& size) {
+    TensorMatcher({batch, heads, tokens, size})
         .with_strides({-1, -1, -1, 1})
         .with_dtype(type)
         .with_device(device)
-        .ensure_alignment(argument.bytes)
-        .verify(argument.tensor, argument.name);
+        .ensure_alignment(rows.bytes)
+        .verify(rows.tensor, rows.name);
   };
-  const Argument of_k_cache = {"k_cache", k_cache}, of_v_cache = {"v_cache", v_cache}, of_k = {"k", k}, of_v = {"v", v};
-  check(of_k_cache, window, k_size);
-  check(of_v_cache, window, v_size);
-  check(of_k, tokens, k_size);
-  check(of_v, tokens, v_size);
+  check_cache(of_k_cache, k_size);
+  check_cache(of_v_cache, v_size);
+  check_rows(of_k, k_size);
+  check_rows(of_v, v_size);
   if (tokens.unwrap() > window.unwrap()) [[unlikely]]
     throw Error(
         kTensorMatchError, "Tensor match failed for k, ", k, " at ", DebugInfo{},
