@@ -37,6 +37,7 @@ __all__ = [
     "parts",
     "product_of_heads",
     "shape",
+    "switches",
     "written_once",
 ]
 
@@ -290,6 +291,12 @@ def _repeated(node: Any) -> fx.Node | None:
     return base if equal(shape(node), (batch, heads * each, length, size)) else None
 
 
+def switches() -> tuple[bool, bool]:
+    """Which of the two kernels this process allows: a part of the answers, and of the keys of torch's caches."""
+    cuda: Any = torch.backends.cuda  # untyped
+    return cuda.cudnn_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+
+
 def is_taken(kernel: Any, given: Iterable[fx.Node], is_causal: bool) -> bool:
     """Whether PyTorch says that cuDNN or the kernel for little memory takes such q, k and v.
 
@@ -302,7 +309,7 @@ def is_taken(kernel: Any, given: Iterable[fx.Node], is_causal: bool) -> bool:
         if not all(map(is_known, (heads, length, size))) or not number(tensor.stride(3), 1):
             return False
         samples.append(((1, heads, min(length, _ROWS), size), tensor.dtype, tensor.device))
-    key = (kernel, *samples, is_causal)
+    key = (kernel, *samples, is_causal, switches())
     if key not in _answers:
         q, k, v = (torch.empty(size, dtype=dtype, device=device) for size, dtype, device in samples)
         cuda: Any = torch.backends.cuda  # untyped

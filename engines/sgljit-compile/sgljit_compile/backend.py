@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import inductor
+from . import attention, inductor
 from .adapter import ADAPTER, DEVICES
 from .ops import functions, identity, loads
 from .records import GRAPHS, Graph
@@ -72,8 +72,10 @@ def sgljit(
         record.note, ops = _JOINED, {}
     else:
         record.note = _CACHED
-    rewriting = functools.partial(_rewrite, ops, record) if ops else None
-    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, identity(ops), functions(ops))
+    has_regions = any(isinstance(child, fx.GraphModule) for child in module.children())
+    rewriting = functools.partial(_rewrite, ops, record, has_regions) if ops else None
+    depends = f"{identity(ops)} {attention.switches()}"
+    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, depends, functions(ops))
     GRAPHS.append(record)
     ADAPTER.say(logging.INFO, "engine_graph", f"with {ADAPTER.versions()}: {record}")
     return compiled
@@ -91,6 +93,6 @@ def _ops(chains: str | None, devices: Sequence[str]) -> dict[str, frozenset[str]
     return loads({op: types for op, types in on.items() if types})
 
 
-def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, graph: fx.Graph) -> None:
+def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool, graph: fx.Graph) -> None:
     record.note = ""
-    rewrite(graph, ops, record)
+    rewrite(graph, ops, record, has_regions)

@@ -33,6 +33,7 @@ __all__ = [
     "is_dense",
     "is_known",
     "leaks",
+    "needs",
     "number",
     "pairs",
     "replace",
@@ -54,7 +55,7 @@ def is_call(node: Any, *targets: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
-_MATRIX_PRODUCTS = [[name] for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm")]
+_MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm"})
 _GENERATED = ("aten", "prims")  # the namespaces of ops that the compiler generates code for
 
 
@@ -65,7 +66,21 @@ def ends_a_kernel(node: fx.Node) -> bool:
     if is_call(node, operator.getitem):
         return ends_a_kernel(args(node)[0])
     namespace = getattr(node.target, "namespace", "")
-    return namespace not in ("", *_GENERATED) or str(node.target).split(".")[1:2] in _MATRIX_PRODUCTS
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    return namespace not in ("", *_GENERATED) or name in _MATRIX_PRODUCTS
+
+
+def needs(node: fx.Node, result: fx.Node) -> bool:
+    """Whether a value is computed from another one."""
+    waiting, seen = [node], {node}
+    while waiting:
+        one = waiting.pop()
+        if one is result:
+            return True
+        new = set(one.all_input_nodes) - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def replace(graph: fx.Graph, results: Mapping[fx.Node, fx.Node], nodes: Iterable[fx.Node]) -> None:
@@ -193,7 +208,7 @@ class Values:
             own: all nodes of the chain.
 
         Returns:
-            The latest input, behind which the op stands; and the nodes before that which need a result, which must move
+            The latest input, behind which the op stands; and the nodes up to it that need a result: they must move
             behind the op.
 
         Raises:
@@ -321,4 +336,6 @@ class Editor:
         """Take away what was put in."""
         for node in reversed(self.made):
             self.graph.erase_node(node)
+            if node.op == "get_attr":
+                delattr(self.graph.owning_module, str(node.target))
         self.made.clear()

@@ -99,10 +99,12 @@ class Tables:
     Attributes:
         made: by what they are of.
         stacks: the places of several layers.
+        keeps_constants: whether the graph may have tensors of its own.
     """
 
     made: dict[Any, fx.Node] = field(default_factory=dict)
     stacks: Stacks = field(default_factory=dict)
+    keeps_constants: bool = True
 
 
 def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads | None:
@@ -207,8 +209,8 @@ def _check(values: Values, q: Heads, k: Heads) -> None:
             raise Refused("its heads are needed elsewhere, which an op in place would have to copy")
 
 
-def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Tables) -> str:
-    """Put an op in the place of a chain; the op.
+def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Tables) -> None:
+    """Put an op in the place of a chain.
 
     Raises:
         Refused: the graph stays as it is, for a reason.
@@ -224,10 +226,11 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
     # A table that another chain has made may come too late for this one.
     before = values.order[place]
     made = {key: node for key, node in tables.made.items() if values.order[node] <= before}
-    earlier = Tables(made, {key: row for key, row in tables.stacks.items() if values.order[row[0]] <= before})
+    stacks = {key: row for key, row in tables.stacks.items() if values.order[row[0]] <= before}
+    earlier = Tables(made, stacks, tables.keeps_constants)
     editor = Editor(graph, place)
     try:
-        op, news = _put(editor, q, k, store, earlier)
+        news = _put(editor, q, k, store, earlier)
         for old, new in zip(results, news, strict=True):
             if not same_shape(old.meta["val"], new.meta["val"]):
                 raise Refused("its result would have another shape")
@@ -239,11 +242,10 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
     tables.made |= earlier.made
     editor.move_here(late)
     replace(graph, dict(zip(results, news, strict=True)), own)
-    return op
 
 
-def _put(editor: Editor, q: Heads, k: Heads, store: Store | None, tables: Tables) -> tuple[str, list[fx.Node]]:
-    """The op and the nodes of the new values of q, k and the caches."""
+def _put(editor: Editor, q: Heads, k: Heads, store: Store | None, tables: Tables) -> list[fx.Node]:
+    """The nodes of the new values of q, k and the caches."""
     groups = 1
     if store is not None and not number(k.sizes()[0], 1):
         groups = k.sizes()[2]
@@ -274,7 +276,7 @@ def _put(editor: Editor, q: Heads, k: Heads, store: Store | None, tables: Tables
         news.append(
             by_token if heads.rotation.heads == 2 else editor.call(aten.permute.default, by_token, [0, 2, 1, 3])
         )
-    return op, [*news, *results[2:]]
+    return [*news, *results[2:]]
 
 
 def _try(op: str, q: Heads, k: Heads, written: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -340,7 +342,7 @@ def _tokens(editor: Editor, heads: Heads, groups: int, tables: Tables) -> fx.Nod
 
     def make() -> fx.Node:
         sizes = _batch_and_sequence(editor, heads)
-        if all(is_known(size) for size in sizes):
+        if tables.keeps_constants and all(is_known(size) for size in sizes):
             rows = torch.arange(sizes[0] * sizes[1], device=device)
             each = rows if several else rows % sizes[1]
             # As a column: the compiler would write a short row into each kernel that takes it, and copy it for each op.

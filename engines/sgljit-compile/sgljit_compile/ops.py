@@ -12,7 +12,7 @@ from sgljit_core import ops as families
 from sgljit_core.errors import SgljitError, TensorMatchError
 
 from .adapter import ADAPTER, FAMILIES
-from .graphs import is_known
+from .graphs import Refused, is_known
 
 __all__ = ["ADD_NORM", "HEADS", "ROUTING", "SORTING", "WINDOW", "functions", "identity", "loads", "overload", "works"]
 
@@ -128,15 +128,16 @@ def _strides(x: torch.Tensor, most: int) -> list[int]:
 
 def _try(op: str, arguments: Mapping[str, Any], most: int) -> None:
     """Call an op on real tensors like some fake ones. Indices are zeros; so no more than their first row is read."""
-    samples: dict[str, Any] = {}
-    for name, x in arguments.items():
-        if isinstance(x, torch.Tensor):
-            sizes, strides = _sizes(x, most), _strides(x, most)
-            extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-            samples[name] = torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, strides)
-        else:
-            samples[name] = x
     try:
+        samples = {name: _sample(x, most) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
         getattr(families[FAMILIES[op]], op)(**samples)
-    except (ValueError, torch.OutOfMemoryError) as error:  # rows that share memory; tensors as far apart as caches are
+    except ValueError as error:  # rows that share memory
         raise TensorMatchError(str(error)) from error
+    except torch.OutOfMemoryError as error:  # tensors as far apart as caches are; another time there may be room
+        raise Refused("no memory was left to try it") from error
+
+
+def _sample(x: torch.Tensor, most: int) -> torch.Tensor:
+    sizes, strides = _sizes(x, most), _strides(x, most)
+    extent = max(0, 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)))
+    return torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, strides)

@@ -9,7 +9,7 @@ from torch import fx
 
 from . import add_norm, attention, counters, heads, routing, sinks, sorting, windows
 from .adapter import ADAPTER
-from .graphs import Refused
+from .graphs import Refused, needs
 from .heads import Heads, Tables
 from .norms import norms
 from .ops import HEADS, ROUTING, SORTING, WINDOW
@@ -19,15 +19,17 @@ from .rotations import rotations
 __all__ = ["rewrite"]
 
 
-def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool = False) -> None:
     """Put ops in the place of the chains of a graph.
 
     Args:
         graph: an ATen graph without writes.
         ops: the ops that may be used, each with the types of devices that it may be used on.
         record: gets what was done.
+        has_regions: whether this may be a part of another graph, such as a region that is compiled once for many calls.
+            Inductor binds the constants of whole graphs alone.
     """
-    _add_norms(graph, _heads(graph, ops, record), ops, record)
+    _add_norms(graph, _heads(graph, ops, record, has_regions), ops, record)
     _windows(graph, ops, record)
     _attention(graph, ops, record)
     counters.advance(graph, _devices_of_heads(ops))
@@ -35,19 +37,20 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
     _routings(graph, ops, record)
 
 
-def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> set[fx.Node]:
+def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool) -> set[fx.Node]:
     """Fuse the chains of heads, two neighbours at a time; the results of all norms of heads, fused or not."""
     by_result = {norm.out: norm for norm in norms(graph)}
     found = [heads.heads_of(rotation, by_result) for rotation in rotations(graph)]
     of_heads = {one.norm.out for one in found if one is not None and one.norm is not None}
     rotated = {one.out for one in found if one is not None}
-    tables = Tables(stacks=counters.stacked(graph, _places(found, rotated, ops)))
+    stacks = counters.stacked(graph, _places(found, rotated, ops))
+    tables = Tables(stacks=stacks, keeps_constants=not has_regions)
     while found:
         one, other = found[0], found[1] if len(found) > 1 else None
         reason = "q and k are not side by side"
         if one is None:
             reason = "something takes a value inside of it"
-        elif other is not None and not (reason := heads.differ(one, other)):
+        elif other is not None and not needs(other.source, one.out) and not (reason := heads.differ(one, other)):
             _pair(graph, one, other, rotated, ops, record, tables)
             del found[:2]
             continue

@@ -126,7 +126,9 @@ def _half(node: Any) -> tuple[fx.Node, int, frozenset[fx.Node]] | None:
         split, which = args(node)
         rows = value(args(split)[0])
         last = args(split)[2] if len(args(split)) > 2 else 0
-        if rows is None or last not in (-1, rows.dim() - 1) or not number(rows.shape[-1], 2 * args(split)[1]):
+        if rows is None or last not in (-1, rows.dim() - 1) or not is_known(args(split)[1]):
+            return None
+        if not number(rows.shape[-1], 2 * args(split)[1]):
             return None
         return args(split)[0], which, frozenset({node, split})
     return None

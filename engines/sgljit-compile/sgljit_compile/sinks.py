@@ -227,8 +227,10 @@ def _unshifted(columns: fx.Node, nodes: set[fx.Node]) -> fx.Node:
 
 def _leaves_out_the_last(part: fx.Node, length: int) -> bool:
     """Whether a slice has the first columns of ``length + 1``."""
-    _, dim, start, end = (*args(part), *[None] * 4)[:4]
-    return dim in (3, -1) and number(start, 0) and end in (-1, length) and len(part.args) == 4 and not part.kwargs
+    if len(part.args) != 4 or part.kwargs:
+        return False
+    _, dim, start, end = args(part)
+    return dim in (3, -1) and number(start, 0) and end in (-1, length)
 
 
 def _masked(scores: Any, nodes: set[fx.Node]) -> tuple[Any, fx.Node | None]:

@@ -14,7 +14,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graphs import Editor, Refused, Values, args, aten, equal, is_call, is_dense, is_known, number, replace, value
+from .graphs import (
+    Editor,
+    Refused,
+    Values,
+    args,
+    aten,
+    equal,
+    is_call,
+    is_dense,
+    is_known,
+    needs,
+    number,
+    replace,
+    value,
+)
 from .ops import WINDOW, overload, works
 
 __all__ = ["Window", "fuse", "kind_of", "windows"]
@@ -56,7 +70,7 @@ def windows(graph: fx.Graph) -> Iterator[tuple[Window, Window]]:
         found = _around(node) if is_call(node, aten.index_put.default) else None
         if found is None:
             continue
-        if waiting is not None and _are_alike(waiting, found):
+        if waiting is not None and _are_alike(waiting, found) and not needs(found.heads, waiting.out):
             yield waiting, found
             waiting = None
         else:
@@ -121,6 +135,8 @@ def fuse(graph: fx.Graph, k: Window, v: Window) -> None:
         Refused: the graph stays as it is, for a reason.
     """
     values = Values(graph)
+    if any(user.op == "output" for window in (k, v) for user in values.readers(window.out)):
+        raise Refused("it is a result of the graph, too, which must not be the cache itself")
     own = k.nodes | v.nodes
     place, late = values.place({k.heads, v.heads, k.cache, v.cache}, [k.out, v.out], own)
     editor = Editor(graph, place)

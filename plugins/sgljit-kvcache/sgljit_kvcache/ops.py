@@ -62,7 +62,7 @@ def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.
 
 @FAMILY.op(mutates=("k_cache", "v_cache"))
 def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """The last ``window`` rows of ``k_cache`` and then ``k``, into ``k_cache``, and the same for v, in one launch.
+    """``k_cache`` becomes the last ``window`` rows of ``cat((k_cache, k), dim=2)``, and the same for v, in one launch.
 
     Each head of a cache moves by ``tokens`` rows towards its front, in place, which drops its oldest rows, and the rows
     of ``k`` become its last. Every bit is kept. No token, or no sequence: a no-op.

@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import sgljit_compile
 import sgljit_engines
 from sgljit_compile import adapter, calls, inductor, ops
+from sgljit_compile.graphs import Refused
 from sgljit_core import ops as families
 from sgljit_core.errors import ArtifactLoadError, ConfigError
 
@@ -117,9 +118,92 @@ def test_a_graph_calls_the_functions_of_ops_without_the_dispatcher():
     assert dispatched() == set()
 
 
+def twice(function):
+    """Two calls of a region that is compiled once: with one call the compiler would put it into the graph."""
+    region = torch.compiler.nested_compile_region(function)
+
+    def call(x, *rest):
+        first, second = region(x, *rest), region(x * 2, *rest)
+        return tuple(one + other for one, other in zip(first, second, strict=True))
+
+    return call
+
+
 def test_a_region_that_is_compiled_once_calls_them_too():
-    region = torch.compiler.nested_compile_region(block(Norm()))
-    assert dispatched(region) == set()
+    assert dispatched(twice(block(Norm()))) == set()
+
+
+def test_a_region_that_is_compiled_once_needs_no_constant():
+    """Inductor binds the constants of the whole graph alone."""
+    module, (x, positions, *_) = Prologue(stored=False), given()
+
+    def region(x, positions):
+        return module.parts(x, positions)
+
+    call = twice(region)
+    torch.compiler.reset()
+    with torch.no_grad():
+        result = torch.compile(call, backend="sgljit", fullgraph=True, options=ON)(x, positions)
+        torch.testing.assert_close(result, call(x, positions), rtol=1e-4, atol=1e-4)
+    assert sgljit_compile.explain()[-1].chains == {"qk-norm + rope": 1}
+
+
+@pytest.mark.slow
+def test_halves_whose_size_is_not_known_stay():
+    def rotate(x, cos, sin):
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    arguments = torch.randn(2, 3, 4, 16), torch.randn(2, 1, 4, 8), torch.randn(2, 1, 4, 8)
+    torch.compiler.reset()
+    result = torch.compile(rotate, backend="sgljit", options=ON, dynamic=True)(*arguments)
+    torch.testing.assert_close(result, rotate(*arguments), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_rows_that_are_apart_may_be_none(tokens):
+    def choose(x, matrix):
+        gates = (x @ matrix)[:, :8]
+        weights, ids = torch.topk(torch.softmax(gates, -1, dtype=torch.float32), 2, dim=-1)
+        return weights / weights.sum(-1, keepdim=True), ids
+
+    arguments = torch.randn(tokens, 16), torch.randn(16, 12)
+    torch.compiler.reset()
+    with torch.no_grad():
+        result = torch.compile(choose, backend="sgljit", options=ON)(*arguments)
+    torch.testing.assert_close(result, choose(*arguments), rtol=1e-5, atol=1e-5)
+
+
+def test_an_op_for_whose_trial_no_memory_is_left_is_tried_again(monkeypatch):
+    arguments = {"input": torch.ones(2, 72), "residual": torch.ones(2, 72), "weight": torch.ones(72), "eps": 1e-6}
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", full)
+        with pytest.raises(Refused, match="no memory was left to try it"):
+            ops.works("fused_add_rmsnorm", (72,), arguments)
+    assert ops.works("fused_add_rmsnorm", (72,), arguments)
+
+
+def test_what_attention_may_run_on_is_in_the_key_of_torchs_caches(monkeypatch):
+    identities = []
+
+    def compile_graph(module, inputs, options, rewrite, identity, functions):
+        identities.append(identity)
+        return module.forward
+
+    monkeypatch.setattr(inductor, "compile_graph", compile_graph)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for enabled in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(enabled)
+            run(options=ON)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    assert len({*identities}) == 2
 
 
 @pytest.mark.slow

@@ -103,6 +103,8 @@ def check(module, part, dtype=torch.float32, inputs=None, **options):
     for actual, wanted in ((result, expected), (inputs, reference)):  # the caches, too
         torch.testing.assert_close(tuple(actual), tuple(wanted), rtol=tolerance, atol=tolerance)
     assert record.chains == ({part: 1} if part else {})
+    own = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
+    assert {name for name, _ in graph.named_buffers() if name.startswith("_sgljit")} <= own
     return record, graph
 
 
@@ -411,6 +413,29 @@ def test_v_that_needs_the_cache_of_k_gets_no_store():
 
     record, _ = check(Needing(), "qk-norm + rope")
     assert record.left == {("qk-norm + rope + store", "its inputs need its results"): 1}
+
+
+def test_layers_behind_one_that_stays_have_their_own_q_and_k():
+    class Layers(Prologue):
+        def forward(self, x, positions, *_rest):
+            cos, sin = (angle.unsqueeze(1) for angle in angles(positions, x.dtype))
+            results = []
+            for layer in range(3):
+                q, k = self.q_norm(self.heads(x, "q")).transpose(1, 2), self.k_norm(self.heads(x, "k")).transpose(1, 2)
+                results += [q] if layer == 0 else []
+                q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
+                x = x + q.transpose(1, 2).flatten(2) / 8 + k.mean()
+            return *results, x
+
+    inputs = given()
+    result, record, _ = seen(Layers(stored=False), *inputs)
+    torch.testing.assert_close(result, Layers(stored=False)(*inputs), rtol=1e-4, atol=1e-4)
+    assert record.chains == {"qk-norm + rope": 2}
+    del record.left["norm", "no addition is right before it"]
+    assert record.left == {
+        ("rope", "something takes a value inside of it"): 1,
+        ("rope", "q and k are not side by side"): 1,
+    }
 
 
 def test_two_towers_share_their_angles():

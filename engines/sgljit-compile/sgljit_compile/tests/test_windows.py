@@ -97,6 +97,36 @@ def test_a_cache_that_is_read_before_stays():
 
 
 @pytest.mark.slow
+def test_layers_behind_one_that_stays_have_their_own_keys_and_values():
+    calls = []
+
+    def store(cache, heads):
+        calls.append(cache)
+        before = cache[:, :, 0] * 2 if len(calls) in (2, 8) else 0  # of the first layer, without a compiler and with it
+        return rolled(cache, heads) + (before[:, :, None] if len(calls) in (2, 8) else 0)
+
+    check(Layers(3, store), inputs(3), 2)
+
+
+@pytest.mark.parametrize("result", [lambda new: new, pytest.param(lambda new: new[:, :, 0], marks=pytest.mark.slow)])
+def test_a_window_that_is_a_result_stays(result):
+    """It would be the cache itself, which the next call writes."""
+
+    def call(x, matrix, *caches):
+        heads = (x @ matrix).view(BATCH, 1, HEADS, SIZE).transpose(1, 2)
+        results = []
+        for cache, token in zip(caches, (heads, heads * 2), strict=True):
+            new = cache.roll(-1, dims=-2)
+            new[:, :, torch.tensor([-1])] = token
+            cache.copy_(new)
+            results.append(result(new))
+        return tuple(results)
+
+    record = check(call, inputs(), 0)
+    assert record.left == {(PART, "it is a result of the graph, too, which must not be the cache itself"): 1}
+
+
+@pytest.mark.slow
 def test_a_cache_that_is_no_input_stays():
     check(Layers(store=lambda cache, heads: rolled(cache * 2, heads)), inputs(), 0)
 

@@ -91,13 +91,11 @@ struct Argument {
 
 /// All bytes from the first element of a tensor to its last.
 MemoryRows span_of(const Argument& argument) {
-  std::int64_t first = 0, width = argument.tensor.numel() > 0 ? argument.row_bytes() : 0;
-  for (int i : {0, 1, 2}) {
-    const auto extent = (argument.tensor.size(i) - 1) * argument.stride(i);
-    if (extent < 0) first += extent;
-    if (width > 0) width += extent < 0 ? -extent : extent;
-  }
-  return {pointer::offset(argument.tensor.data_ptr(), first), width};
+  const auto* data = argument.tensor.data_ptr();
+  if (argument.tensor.numel() == 0) return {data, 0};
+  auto width = argument.row_bytes();
+  for (int i : {0, 1, 2}) width += (argument.tensor.size(i) - 1) * argument.stride(i);
+  return {data, width};
 }
 
 /// Refuses memory with which the result would depend on the order of the rows.
