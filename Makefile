@@ -37,7 +37,7 @@ PARALLEL_PYTEST = SGLJIT_TEST_CACHE='$(TEST_CACHE)' $(BIN)/pytest --numprocesses
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean results-check
+.PHONY: help setup setup-oldest demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean results-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,8 @@ test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugi
 
 test-engines: $(READY) ## make environments with real engines (some GB, many minutes), and run the adapters' tests there
 	@$(BIN)/pytest -m engine -o faulthandler_timeout=3600 $(PYTEST) engines
+
+setup-oldest: $(OLDEST)/.ready-$(MINOR) ## make .venv-oldest, the environment of test-oldest, if it is not there yet
 
 # Nothing of the project is installed: it must run with what an engine's environment has.
 test-oldest: $(OLDEST)/.ready-$(MINOR) ## run the quick tests with the oldest releases that the metadata allows

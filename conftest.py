@@ -150,6 +150,17 @@ def pytest_report_collectionfinish() -> list[str]:
     return [f"not collected: {', '.join(_left_out)}"] if _left_out else []
 
 
+# Each has a test of a minute or more.
+_LONG = {
+    *("test_both_compilers.py", "test_every_architecture.py", "test_readme.py", "test_triton_example.py"),
+    "test_tutorial.py",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none: the kit's plugin does it for the families' own tests alone."""
+    """Put long tests first, so that none is left at the end for one core alone; skip what needs a GPU without one.
+
+    The kit's plugin skips those of the families' own tests alone.
+    """
+    items.sort(key=lambda item: item.path.name not in _LONG)
     skip_without_gpu(items)

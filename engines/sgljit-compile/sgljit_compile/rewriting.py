@@ -146,6 +146,9 @@ def _sinks(graph: fx.Graph, one: sinks.Sinks, masks: attention.Masks, record: Gr
 def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Fuse the sliding windows of keys and values."""
     for k, v in windows.windows(graph):
+        if v is None:
+            record.left[ADAPTER.parts[WINDOW], "keys and values are not side by side"] += 1
+            continue
         _put(ops, record, WINDOW, windows.kind_of(k), k.cache, functools.partial(windows.fuse, graph, k, v))
 
 

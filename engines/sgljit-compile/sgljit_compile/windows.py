@@ -63,8 +63,11 @@ def kind_of(window: Window) -> tuple[Any, ...]:
     )
 
 
-def windows(graph: fx.Graph) -> Iterator[tuple[Window, Window]]:
-    """The windows of a graph, two neighbours of one shape at a time: those of keys and of values."""
+def windows(graph: fx.Graph) -> Iterator[tuple[Window, Window | None]]:
+    """The windows of a graph, two neighbours of one shape at a time: those of keys and of values.
+
+    A window without such a neighbour comes with None.
+    """
     waiting: Window | None = None
     for node in list(graph.nodes):
         found = _around(node) if is_call(node, aten.index_put.default) else None
@@ -74,7 +77,11 @@ def windows(graph: fx.Graph) -> Iterator[tuple[Window, Window]]:
             yield waiting, found
             waiting = None
         else:
+            if waiting is not None:
+                yield waiting, None
             waiting = found
+    if waiting is not None:
+        yield waiting, None
 
 
 def _are_alike(one: Window, other: Window) -> bool:

@@ -171,7 +171,7 @@ def test_values_that_need_the_window_of_keys_stay():
         return rolled(values, heads * attended).sum()
 
     record = check(call, inputs(), 0)
-    assert record.left == {(PART, "its inputs need its results"): 1}
+    assert record.left == {(PART, "keys and values are not side by side"): 2}
 
 
 @pytest.mark.slow
