@@ -151,10 +151,7 @@ def pytest_report_collectionfinish() -> list[str]:
 
 
 # Each has a test of a minute or more.
-_LONG = {
-    *("test_both_compilers.py", "test_every_architecture.py", "test_readme.py", "test_triton_example.py"),
-    "test_tutorial.py",
-}
+_LONG = {"test_both_compilers", "test_every_architecture", "test_readme", "test_triton_example", "test_tutorial"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -162,5 +159,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The kit's plugin skips those of the families' own tests alone.
     """
-    items.sort(key=lambda item: item.path.name not in _LONG)
+    items.sort(key=lambda item: item.path.stem not in _LONG)
     skip_without_gpu(items)
