@@ -58,10 +58,9 @@ RUN_OPS = {
 }
 
 
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=() if name == "qwen3" else pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("model", MODELS)
 def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
     """With each number of tokens from 1 to 16384; see model_run.py."""
     described = shape(MODELS[model])

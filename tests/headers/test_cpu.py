@@ -141,6 +141,7 @@ def test_below_two_grains_the_caller_does_it_all(cpu) -> None:
     assert threads.unique().tolist() == [threading.get_ident()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "most"), [("1", 1), ("2", 2), ("2,8", 2), ("0", 256), ("-3", 256), ("few", 256)])
 def test_omp_num_threads_is_a_limit(children, private_cache, variable: str, most: int) -> None:
     """And so is the affinity mask: with one processor there is one thread, whatever the variable says."""

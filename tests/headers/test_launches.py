@@ -122,7 +122,8 @@ def test_no_block_has_more_shared_memory_than_the_device_gives_to_one(launched):
     assert printed == "1 0 0 0 0\n"
 
 
-@pytest.mark.parametrize("type_", [2, pytest.param(13, marks=pytest.mark.slow)], ids=["device", "managed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("type_", [2, 13], ids=["device", "managed"])
 def test_memory_of_either_kind_is_worked_on_in_the_current_stream(launched, type_):
     _, ((*_, stream),) = launched(f"add(on_device({type_}), 0)")
     assert stream == "0x1230"

@@ -152,6 +152,7 @@ print(json.dumps([ours, seen]))
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_each_change_of_the_state_is_seen(found):
     _, seen = found
     assert dict(zip(CHANGES, seen, strict=True)) == {change: [key] for change, key in CHANGES.items()}

@@ -78,6 +78,7 @@ def test_a_name_that_no_adapter_has_is_an_error():
     assert isinstance(getattr(info.value, "inner_exception", info.value), ConfigError)
 
 
+@pytest.mark.slow
 def test_modes_and_options_are_inductors():
     assert run(mode="max-autotune-no-cudagraphs").note
     assert run(options={"mode": "max-autotune-no-cudagraphs", **ON}).chains

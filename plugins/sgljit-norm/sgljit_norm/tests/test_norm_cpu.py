@@ -228,6 +228,7 @@ def test_works_in_a_forked_child():
     assert torch.equal(x, wanted)
 
 
+@pytest.mark.slow
 @each_op
 def test_torch_compile(op: str):
     """A graph of the op, between operations that read what it wrote; both ways where the op has ``out``."""

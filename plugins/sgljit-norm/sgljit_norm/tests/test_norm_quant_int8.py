@@ -23,6 +23,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.empty(0, device=request.param).device  # "cuda" with its index
 
 
+@pytest.mark.slow
 @each_op
 @each_dtype
 def test_each_kind_of_scale(op: str, dtype: torch.dtype, device: torch.device):

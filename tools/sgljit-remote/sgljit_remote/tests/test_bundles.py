@@ -509,6 +509,7 @@ def test_nothing_is_bundled_of_a_program_that_fails(here, cache, program, tmp_pa
     assert not (tmp_path / "one.bundle").exists()
 
 
+@pytest.mark.slow
 def test_a_distribution_adds_directories(tmp_path, programs):
     def added(given):
         site = tmp_path / given[:9].strip('"(')
