@@ -112,7 +112,6 @@ kvcache::WindowSide side_of(const Argument& cache, const Argument& rows) {
   return {
       .cache = cache.tensor.data_ptr(),
       .rows = rows.tensor.data_ptr(),
-      .cache_stride = {cache.stride(0), cache.stride(1), cache.stride(2)},
       .rows_stride = {rows.stride(0), rows.stride(1), rows.stride(2)},
       .row_bytes = cache.row_bytes(),
       .slices = 0};

@@ -26,7 +26,7 @@ inline constexpr uint32_t kRowsOfThread = 8;  // that it asks for at once
 ///   of its chunk, which each thread reaches after its loads of this and of all earlier chunks.
 ///
 /// So one barrier for each chunk is enough. All threads of a block meet at each, also those without a column.
-/// \tparam kBytes of a load. Addresses, strides and rows are multiples of it.
+/// \tparam kBytes of a load. Addresses, rows and their strides are multiples of it.
 template <uint32_t kBytes>
 __global__ __launch_bounds__(kWindowThreads) void append(const __grid_constant__ Window params) {
   using Vector = Word<kBytes>;
@@ -43,10 +43,9 @@ __global__ __launch_bounds__(kWindowThreads) void append(const __grid_constant__
   const uint32_t first = threadIdx.x >> params.lane_bits;  // row of a chunk
   const int64_t kept = params.window - params.tokens;      // rows that come from the cache
   const int64_t end = column < side.row_bytes ? params.window : 0;
-  const int64_t stride = side.cache_stride[2], rows_stride = side.rows_stride[2];
+  const int64_t stride = side.row_bytes, rows_stride = side.rows_stride[2];
   const int64_t step = rows_at_once * stride, rows_step = rows_at_once * rows_stride;
-  void* to =
-      pointer::offset(side.cache, batch * side.cache_stride[0], head * side.cache_stride[1], column, first * stride);
+  void* to = pointer::offset(side.cache, (plane * params.window + first) * stride, column);
   const void* from = pointer::offset(to, params.tokens * stride);
   const void* appended = pointer::offset(
       side.rows, batch * side.rows_stride[0], head * side.rows_stride[1], column, (first - kept) * rows_stride);

@@ -9,15 +9,14 @@ namespace kvcache {
 
 inline constexpr unsigned kWindowThreads = 256;  ///< of a block
 
-/// \brief One of the two caches, and the rows that are appended to it. Strides are of batch, head and row, in bytes.
+/// \brief One of the two caches, which is contiguous, and the rows that are appended to it.
 struct WindowSide {
   void* cache;
   const void* rows;
-  long long cache_stride[3];
-  long long rows_stride[3];
+  long long rows_stride[3];  ///< of batch, head and row, in bytes
   long long row_bytes;
   unsigned slices;  ///< of a row, each a block's
-  SGL_FIELDS(cache, rows, cache_stride, rows_stride, row_bytes, slices)
+  SGL_FIELDS(cache, rows, rows_stride, row_bytes, slices)
 };
 
 /// \brief Caches of keys and of values, and what is appended.

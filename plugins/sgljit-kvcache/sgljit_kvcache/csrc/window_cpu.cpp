@@ -24,7 +24,7 @@ void append_on_cpu(const Window& params) {
       const auto batch = plane / params.heads, head = plane - batch * params.heads;
       if (side.row_bytes == 0) continue;
       const auto row_bytes = static_cast<std::size_t>(side.row_bytes);
-      void* cache = host::pointer::offset(side.cache, batch * side.cache_stride[0], head * side.cache_stride[1]);
+      void* cache = host::pointer::offset(side.cache, plane * params.window * side.row_bytes);
       const void* oldest = host::pointer::offset(cache, params.tokens * side.row_bytes);
       std::memmove(cache, oldest, static_cast<std::size_t>(kept) * row_bytes);
       const void* rows = host::pointer::offset(side.rows, batch * side.rows_stride[0], head * side.rows_stride[1]);
