@@ -71,7 +71,8 @@ with override_cuda_arch(9, 0):
 print(len(met), "kernels; device files without one:", sorted(missing))
 """
 
-# Runs the samples of every op of every installed family and saves what each leaves in its arguments, as bytes.
+# Runs up to twelve samples of every op of every installed family and saves what each leaves in its arguments, as bytes.
+# nvcc takes seconds for a kernel, and all samples together ask for a thousand.
 RUN = """
 compiler, output = sys.argv[1:]
 if compiler == "nvcc":
@@ -86,23 +87,26 @@ def run(case):
     family, op, arguments = case
     result = getattr(ops[family], op)(**arguments)
     torch.cuda.synchronize()
-    left = [result, *arguments.values()]
+    left = [result, *(arguments[name] for name in sorted(arguments))]
     left = [contents(tensor) for tensor in left if isinstance(tensor, torch.Tensor)]
     return family, op, [tensor.cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8) for tensor in left]
 
 def cases():
-    for spec, _ in families():
+    for spec in map(loading.load, plugins.installed()):
         for op in spec.declared().values():
             if op.samples is not None:
                 torch.manual_seed(1)
-                for arguments in op.samples(torch.device("cuda")):
+                samples = list(op.samples(torch.device("cuda")))
+                for arguments in samples[:: -(-len(samples) // 12)]:
                     yield spec.name, op.name, arguments
 
 with concurrent.futures.ThreadPoolExecutor(16) as pool:
     list(pool.map(run, list(cases())))  # compiles, side by side; samples may share memory
 torch.save([run(case) for case in cases()], output)
-assert compiler == "nvrtc" or len(compiled) >= len(list(families())), compiled
+print(len(compiled))
 """
+
+FAMILIES = {"norm", "hicache", "quant", "activation", "rope", "kvcache", "moe", "sampling"}
 
 
 def child(code: str, cache: Path, *arguments: str) -> str:
@@ -131,18 +135,10 @@ def test_nvcc_and_nvrtc_give_the_same_results_for_every_op(tmp_path):
     left = {}
     for compiler in ("nvrtc", "nvcc"):
         output = tmp_path / compiler
-        child(RUN, tmp_path / f"cache-{compiler}", compiler, str(output))
+        sources = int(child(RUN, tmp_path / f"cache-{compiler}", compiler, str(output)))
         left[compiler] = torch.load(output)
-    assert {family for family, _, _ in left["nvcc"]} >= {
-        "norm",
-        "hicache",
-        "quant",
-        "activation",
-        "rope",
-        "kvcache",
-        "moe",
-        "sampling",
-    }
+    assert {family for family, _, _ in left["nvcc"]} >= FAMILIES
+    assert sources >= len(FAMILIES)  # nvcc compiled at least one of each
     for one, other in zip(left["nvrtc"], left["nvcc"], strict=True):
         assert one[:2] == other[:2]
         for a, b in zip(one[2], other[2], strict=True):

@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from kit import python
 
 STORED = Path(__file__).parent / "stored" / "acme_stored-0.1.0-py3-none-linux_x86_64.whl"
 CALLS = """
@@ -43,7 +44,8 @@ def _run(script, site: Path, cache: Path, device: str) -> str:
     with zipfile.ZipFile(STORED) as wheel:
         wheel.extractall(site)
     variables = {"PATH": "/nowhere", "SGLJIT_CACHE_DIR": str(cache), "SGLJIT_JIT": "error"}
-    done = script(CALLS, device, str(site), **variables)
+    start = script if device == "cpu" else python  # CUDA does not start in a process that is forked
+    done = start(CALLS, device, str(site), **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

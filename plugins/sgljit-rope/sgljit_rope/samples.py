@@ -41,7 +41,7 @@ def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:
 def fused_qk_norm_rope(device: torch.device) -> Iterator[Sample]:
     """As ``apply_rope_inplace``, with both kinds of weights."""
     for sample in fused_qk_norm_rope_with_kvcache(device):
-        yield {name: sample[name] for name in sample.keys() - {"v", "k_cache", "v_cache", "out_loc"}}
+        yield {name: x for name, x in sample.items() if name not in ("v", "k_cache", "v_cache", "out_loc")}
 
 
 def fused_qk_norm_rope_with_kvcache(device: torch.device) -> Iterator[Sample]:

@@ -207,9 +207,11 @@ def test_gaps_inside_a_row_are_refused(name, device):
 
 @pytest.mark.parametrize("name", ["k_cache", "v_cache"])
 def test_a_cache_with_gaps_is_refused(name, device):
-    for cache in (zeros(2, 3, 4, 16)[..., :8], zeros(2, 3, 5, 8)[:, :, :4], zeros(2, 4, 3, 8).transpose(1, 2)):
+    wide, long, turned = (zeros(*size).to(device) for size in ((2, 3, 4, 16), (2, 3, 5, 8), (2, 4, 3, 8)))
+    for cache in (wide[..., :8], long[:, :, :4], turned.transpose(1, 2)):
+        arguments = {**given(device), name: cache}
         with pytest.raises(TensorMatchError, match=rf"(?s)for {name}, Tensor<.*contiguous"):
-            append(**given(device, **{name: cache}))
+            append(**arguments)
 
 
 @pytest.mark.gpu
