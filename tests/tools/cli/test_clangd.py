@@ -15,8 +15,10 @@ import sgljit_core
 ROOT = Path(__file__).resolve().parents[3]
 # clangd reads headers as nvcc's, and the other is hipcc's.
 HEADERS = sorted(file for file in (ROOT / "include").rglob("*.*") if file.name != "hip.cuh")
-KERNELS = sorted(f for d in ("plugins", "examples") for f in (ROOT / d).glob("*/*/csrc/**/*.*") if f.is_file())
-FIRST = ("vec.cuh", "tensor.h", "quant.cuh", "rmsnorm.cpp")  # other kernels are checked with the slow tests
+SOURCES = sorted(f for d in ("plugins", "examples") for f in (ROOT / d).glob("*/*/csrc/**/*.*") if f.is_file())
+# One of each kind in a directory: clangd is set up alike for all of them.
+KERNELS = {(f.parent, f.suffix): f for f in reversed(SOURCES)}.values()
+FIRST = ("vec.cuh", "tensor.h", "quant.cuh", "fused_add_rmsnorm.cpp")  # other kernels are checked with the slow tests
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def clangd() -> str:
 def sources(tmp_path_factory) -> Path:
     """Copies of headers and kernels below one ``.clangd``, as in an author's checkout."""
     directory = tmp_path_factory.mktemp("editor")
-    for file in (*HEADERS, *KERNELS):
+    for file in (*HEADERS, *SOURCES):
         copy = directory / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
