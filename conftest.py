@@ -30,11 +30,6 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 gc.disable()
 atexit.register(gc.freeze)
 
-# Processes that tests start end without a look at all of torch's objects.
-_STARTUP = os.fspath(Path(__file__).parent / "tests" / "startup")
-_path = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", _STARTUP)]
-os.environ["PYTHONPATH"] = os.pathsep.join([_STARTUP, *_path])
-
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
 _ROOT = Path(__file__).parent

@@ -138,7 +138,7 @@ def test_nvcc_and_nvrtc_give_the_same_results_for_every_op(tmp_path):
         sources = int(child(RUN, tmp_path / f"cache-{compiler}", compiler, str(output)))
         left[compiler] = torch.load(output)
     assert {family for family, _, _ in left["nvcc"]} >= FAMILIES
-    assert sources >= len(FAMILIES)  # nvcc compiled at least one of each
+    assert sources >= len(FAMILIES)  # it was nvcc that compiled
     for one, other in zip(left["nvrtc"], left["nvcc"], strict=True):
         assert one[:2] == other[:2]
         for a, b in zip(one[2], other[2], strict=True):
