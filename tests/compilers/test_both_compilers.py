@@ -19,7 +19,6 @@ from sgljit_core import ops, override_cuda_arch
 from sgljit_core.compilers import nvrtc
 from sgljit_core.families import loading
 from sgljit_core.plugins import discovery as plugins
-from sgljit_tools.recording.recorder import record
 from sgljit_core.compilers import toolchain
 from sgljit_core.jit import kernels as variants
 
@@ -45,21 +44,20 @@ def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_k
     assert other != image
     assert symbol.encode() in other
     return other, [symbol, signature], log
-
-def families():  # those with device kernels, each with the kernels that its calls ask for
-    for family in plugins.installed():
-        wanted = record([family], cuda_arch="9.0", on_cpu=False).wanted
-        kernels = [one for one in wanted if one.spec.kernel]
-        if kernels:
-            yield loading.load(family), kernels
 """
 
 # Compiles one declared variant of every kernel, with no GPU, and prints the device files that it met.
 COMPILE = """
+from sgljit_tools.recording.recorder import record
+
 nvrtc.compile_kernel = by_nvcc
-met, missing = set(), set()
+kernels_of, met, missing = {}, set(), set()
+for one in record(plugins.installed(), cuda_arch="9.0", on_cpu=False, tokens=(1, 7, 8, 64, 512, 4096)).wanted:
+    if one.spec.kernel:
+        kernels_of.setdefault(one.spec.family, []).append(one)
 with override_cuda_arch(9, 0):
-    for spec, kernels in families():
+    for family, kernels in kernels_of.items():
+        spec = loading.load(family)
         for one in kernels:
             name, functor = [*one.spec.kernel.split(",")[0].split("<", 2), ""][:2]
             kernel = (spec.name, name, functor if "row_program" in name else "")

@@ -19,7 +19,7 @@ from sgljit_core import ops
 from sgljit_core.builds.recording import recording
 from sgljit_core.compilers import arch
 from sgljit_engines.shapes import ModelShape
-from sgljit_tools.environment import leave_out
+from sgljit_tools.environment import change
 from sgljit_tools.recording.tensors import Shaped
 
 MOST = 16384
@@ -62,7 +62,7 @@ def main(question: str, answer: str, device: str) -> None:
     """Run a pickled model; write the labels of what was asked for."""
     model = pickle.loads(Path(question).read_bytes())
     if device == "cuda":
-        leave_out("LD_PRELOAD")
+        change(LD_PRELOAD="")
         arch.pretend(arch.parse_cuda_target("9.0", "a test"))
     address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     with recording(address) as recorder:

@@ -55,7 +55,7 @@ def test_the_three_distributions_stay_small():
     assert min(lines.values()) > 0
     # 12,000, and what came later: the comparison of ops with engines, the kit and doctor of a release, what
     # observes a process on a bad day, and compilers for AMD.
-    assert sum(lines.values()) <= 13755, lines
+    assert sum(lines.values()) <= 13763, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

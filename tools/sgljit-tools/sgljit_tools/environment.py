@@ -15,6 +15,6 @@ def is_in_ci() -> bool:
     return os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no")
 
 
-def leave_out(name: str) -> None:
-    """Remove a variable from the environment of this process and of those that it starts."""
-    del os.environ[name]
+def change(**variables: str) -> None:
+    """Change variables of this process, and of those that it starts."""
+    os.environ.update(variables)

@@ -134,6 +134,7 @@ def test_a_region_that_is_compiled_once_calls_them_too():
     assert dispatched(twice(block(Norm()))) == set()
 
 
+@pytest.mark.slow
 def test_a_region_that_is_compiled_once_needs_no_constant():
     """Inductor binds the constants of the whole graph alone."""
     module, (x, positions, *_) = Prologue(stored=False), given()

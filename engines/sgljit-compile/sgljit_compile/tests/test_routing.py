@@ -14,7 +14,7 @@ import sgljit_compile
 from sgljit_compile.records import Graph
 from sgljit_compile.rewriting import rewrite
 
-from .tiny import EVERYWHERE, seen
+from .tiny import EVERYWHERE, mostly_slow, seen
 
 PART = "routing"
 TAKEN = "something takes a value inside of it, such as all probabilities"
@@ -326,7 +326,7 @@ class Ranked(Router):
 
 @pytest.mark.parametrize(
     "form",
-    [
+    mostly_slow(
         OfTokens,
         OfTokensOfTheChosen,
         Sigmoid,
@@ -346,7 +346,7 @@ class Ranked(Router):
         OfTheChosenInFloat64,
         Scaled,
         Ranked,
-    ],
+    ),
 )
 def test_another_formula_stays(form):
     record, _ = check(form(), None, given(tokens=EXPERTS))

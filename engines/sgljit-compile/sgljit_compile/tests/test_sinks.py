@@ -8,7 +8,7 @@ from torch import nn
 
 import sgljit_compile
 
-from .tiny import EVERYWHERE, seen
+from .tiny import EVERYWHERE, mostly_slow, seen
 
 PART = "attention with sinks"
 TAKEN = "something takes a value inside of it, such as the scores"
@@ -134,7 +134,7 @@ class MaskFirst(Attention):
         return mask + scores
 
 
-@pytest.mark.parametrize("form", [NotShifted, ShiftedByAmax, NotScaled, MaskFirst])
+@pytest.mark.parametrize("form", mostly_slow(NotShifted, ShiftedByAmax, NotScaled, MaskFirst))
 def test_other_ways_to_write_it(form):
     check(form(), [*given(), mask_of(1, 1)])
 
@@ -214,7 +214,7 @@ class Whole(Attention):
 
 
 @pytest.mark.parametrize(
-    "form", [TwoSinks, SinkFirst, WrongPart, OfHeads, OfOthers, ScaledByTensor, Powers, Capped, Whole]
+    "form", mostly_slow(TwoSinks, SinkFirst, WrongPart, OfHeads, OfOthers, ScaledByTensor, Powers, Capped, Whole)
 )
 def test_another_computation_stays(form):
     record, _ = check(form(), [*given(), mask_of(1, 1)], None)
@@ -236,7 +236,7 @@ class Reshaped(Attention):
         return torch.matmul(shares, self.repeat(values)).transpose(1, 2) * 1
 
 
-@pytest.mark.parametrize("shape", [(12, 1), (6, 2), (3, 4), (1, 12)])
+@pytest.mark.parametrize("shape", mostly_slow((12, 1), (6, 2), (3, 4), (1, 12)))
 def test_scores_in_another_shape_stay(shape):
     module = Reshaped()
     module.shape = shape
@@ -263,7 +263,7 @@ class Plain(Attention):
 
 
 @pytest.mark.parametrize(("first", "second"), [(Plain, Attention), (Attention, Plain), (Attention, Attention)])
-@pytest.mark.parametrize("size", [SIZE, 2 * SIZE])
+@pytest.mark.parametrize("size", mostly_slow(SIZE, 2 * SIZE))
 def test_two_attentions_share_a_mask(first, second, size):
     """Where values are larger than keys, no kernel on the CPU takes them."""
     module = Two(first(), second())
@@ -289,6 +289,7 @@ def test_values_that_are_used_elsewhere_stay(inner):
     assert record.left[PART, TAKEN] == 1
 
 
+@pytest.mark.slow
 def test_a_length_that_changes_stays():
     inputs = given()
     for x in inputs[1:3]:

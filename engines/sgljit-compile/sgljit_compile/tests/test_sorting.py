@@ -9,7 +9,7 @@ from torch._inductor.utils import run_and_get_code
 
 import sgljit_compile
 
-from .tiny import EVERYWHERE, seen
+from .tiny import EVERYWHERE, mostly_slow, seen
 
 PART = "order of experts"
 TAKEN = "something takes a value inside of it, such as the histogram"
@@ -249,7 +249,7 @@ class Larger(Experts):
         return places
 
 
-@pytest.mark.parametrize("form", [FromOne, BySteps, Added, Larger])
+@pytest.mark.parametrize("form", mostly_slow(FromOne, BySteps, Added, Larger))
 def test_another_inverse_stays_behind_the_op(form):
     _, graph = check(form())
     assert aten.index_put.default in {node.target for node in graph.graph.nodes}

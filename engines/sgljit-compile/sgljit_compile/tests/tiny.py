@@ -66,6 +66,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 }
 
 
+def mostly_slow(*cases: Any) -> list[Any]:
+    """The values of a parameter: the quick tests take the first, the slow ones the others."""
+    return [cases[0], *(pytest.param(case, marks=pytest.mark.slow) for case in cases[1:])]
+
+
 def model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     """A model whose norms have weights that tell ``weight`` and ``1 + weight`` apart."""
     transformers = pytest.importorskip("transformers", reason="pip install 'sgljit-compile[test]'")

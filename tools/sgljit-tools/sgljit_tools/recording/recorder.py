@@ -21,7 +21,7 @@ from sgljit_core.errors import InvalidBuildError, InvalidFamilyError, SgljitErro
 from sgljit_core.families import loading
 from sgljit_core.machine import private
 from sgljit_core.paths import cache_root
-from sgljit_tools.environment import inherited_environment, leave_out
+from sgljit_tools.environment import change, inherited_environment
 from sgljit_tools.errors import RecordingError
 
 from . import launches
@@ -102,7 +102,7 @@ def _record(
     place, driver = Place(), None
     overridden: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if cuda_arch is not None:
-        leave_out("LD_PRELOAD")  # compilers need no driver
+        change(LD_PRELOAD="")  # compilers need no driver
         arch.pretend(arch.parse_cuda_target(cuda_arch, "--cuda-arch"))
         overridden = arch.override_target(arch.parse_cuda_target(cuda_arch, "--cuda-arch"))
         driver = ctypes.CDLL("libcuda.so.1")

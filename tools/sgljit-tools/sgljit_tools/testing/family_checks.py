@@ -28,11 +28,18 @@ def declaration(family: KernelFamily) -> None:
         raise Fault(f"KernelFamily(sources={family.sources!r}): there is no directory {family.csrc}")
 
 
+_recorded: dict[str, Recording] = {}  # by ``compiles`` for ``dry_run``: a process that imports torch takes a second
+
+
 def compiles(family: KernelFamily) -> None:
     """All that the samples ask for on the CPU compiles. Each cause is told once, in the compiler's words."""
     try:
-        recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
-        parallel_compile([functools.partial(build, wanted) for wanted in recording.wanted])
+        try:
+            recording = _recorded[family.name] = record([family.name], cuda_arch="9.0", on_cpu=True, samples=True)
+        except errors.SgljitError:  # perhaps of CUDA alone, which is for the dry run to say
+            recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
+        of_cpu = (one for one in recording.wanted if not (one.spec.kernel or one.spec.cuda_files))
+        parallel_compile([functools.partial(build, wanted) for wanted in of_cpu])
     except errors.SgljitError as error:
         if not isinstance(error, RecordingError):  # nothing of the family works
             raise Fault(causes(error)) from error
@@ -82,7 +89,8 @@ def _raise(faults: str, loaded: int) -> None:
 def dry_run(family: KernelFamily) -> str:
     """All that ops ask for on CUDA compiles; kernels do not spill, and take what is passed, on the caller's stream."""
     try:
-        recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
+        kept = _recorded.pop(family.name, None)
+        recording = kept or record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel or wanted.spec.cuda_files]
         stopped = "; ".join(text for _, text in recording.stopped)
         stopped = stopped and f"; not called to the end: {stopped}"

@@ -6,13 +6,14 @@ A process of its own calls each op in a fork: once as it is, and once with an em
 from __future__ import annotations
 
 import functools
+import itertools
 import logging.handlers
 import multiprocessing
 import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import torch
 
 from sgljit_core import stats
 from sgljit_core.families import loading
+from sgljit_tools.environment import change
 from sgljit_tools.errors import RecordingError
 from sgljit_tools.recording.process import in_a_process
 
@@ -30,20 +32,17 @@ from .subject import Fault, conditions
 @functools.lru_cache(maxsize=1)
 def code_of(family: str) -> tuple[list[str], list[str], int]:
     """The faults where nothing may be compiled, the libraries that share statics, and how many artifacts ops load."""
-    empty = {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
-    call = functools.partial(_answers, family)
     try:
-        with ThreadPoolExecutor(2) as both:
-            usual, forbidden = both.map(lambda given: in_a_process(call, **given), ({}, empty))
+        answers = in_a_process(functools.partial(_answers, family))
     except RecordingError as error:
         raise Fault(str(error)) from error
     faults = []
-    for before, answer in zip(usual, forbidden, strict=True):
-        if before.failed and not before.error:
-            faults.append(f"{answer.op}: its code does not compile, and it gives a result all the same")
-        elif before.loaded and not answer.loaded and not answer.error:
-            faults.append(f"{answer.op}: where its code may not be compiled, it gives a result all the same")
-    return faults, sorted({text for answer in usual for text in answer.shared}), sum(answer.loaded for answer in usual)
+    for usual, forbidden in zip(answers[::2], answers[1::2], strict=True):
+        if usual.failed and not usual.error:
+            faults.append(f"{usual.op}: its code does not compile, and it gives a result all the same")
+        elif usual.loaded and not forbidden.loaded and not forbidden.error:
+            faults.append(f"{usual.op}: where its code may not be compiled, it gives a result all the same")
+    return faults, sorted({text for one in answers for text in one.shared}), sum(one.loaded for one in answers)
 
 
 class _Answer(NamedTuple):
@@ -73,13 +72,15 @@ _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1
 
 
 def _answers(family: str) -> list[_Answer]:
-    """Call every op of a family, each in a fork of this process."""
+    """Two answers of each op of a family: as it is, and where nothing may be compiled."""
     logger = logging.getLogger("sgljit")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
+    # The directory of this process is removed behind it.
+    forbidding = {"SGLJIT_CACHE_DIR": f"{Path.cwd()}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
     found = []
-    for op in loading.load(family).declared():
-        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as forks:
+    for op, changes in itertools.product(loading.load(family).declared(), ({}, forbidding)):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), functools.partial(change, **changes)) as forks:
             try:
                 found.append(forks.submit(_answer, family, op).result())
             except BrokenProcessPool as error:
