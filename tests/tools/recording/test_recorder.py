@@ -9,12 +9,16 @@ import plugin_on_disk
 import pytest
 
 from sgljit_core import TOKENS, TensorSpec, errors
+from sgljit_core.families import loading
 from sgljit_core.jit.kernels import build
 from sgljit_core.plugins import discovery
 from sgljit_tools.errors import RecordingError
 from sgljit_tools.recording import launches
 from sgljit_tools.recording.recorder import Recording, record
 from sgljit_tools.recording.tensors import Place
+from sgljit_tools.testing import family_checks
+from sgljit_tools.testing.family_checks import compiles, dry_run
+from sgljit_tools.testing.subject import Fault
 
 OPS = """
 import torch
@@ -218,11 +222,18 @@ def test_a_body_in_python_gets_tensors_on_a_device_that_is_not_there(install, tm
 
 
 @pytest.mark.slow
-def test_a_body_in_python_that_makes_its_result_on_the_cpu_is_an_error(install, tmp_path):
+def test_a_body_in_python_that_makes_its_result_on_the_cpu_is_an_error(install, tmp_path, monkeypatch):
     name = install()
     (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % "")
-    with pytest.raises(RecordingError, match="twice gets tensors on CUDA, and returns one on the CPU: pass device="):
+    text = "twice gets tensors on CUDA, and returns one on the CPU: pass device="
+    with pytest.raises(RecordingError, match=text):
         record([name], cuda_arch="9.0", on_cpu=True, samples=True)
+    built = []
+    monkeypatch.setattr(family_checks, "parallel_compile", built.extend)
+    compiles(loading.load(name))  # of the CPU there is nothing wrong
+    assert len(built) == 1
+    with pytest.raises(Fault, match=text):
+        dry_run(loading.load(name))
 
 
 @pytest.mark.slow

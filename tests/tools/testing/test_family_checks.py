@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from sgljit_core.families import loading
-from sgljit_tools.testing.family_checks import dry_run
+from sgljit_tools.testing import family_checks
+from sgljit_tools.testing.family_checks import compiles, dry_run
 from sgljit_tools.testing.subject import NotApplicable
 from sgljit_tools.testing.without_compilers import unique_symbols
 
@@ -49,3 +50,19 @@ def test_a_dry_run_makes_the_tensor_that_an_op_makes_and_returns():
         pytest.skip(str(reason))
     assert " kernels compiled, " in said
     assert "not called to the end" not in said
+
+
+def test_the_calls_of_a_family_are_recorded_once(monkeypatch):
+    family, recorded = loading.load("wait_value"), []
+
+    def record(*given, **options):
+        recorded.append(family_checks_record(*given, **options))
+        return recorded[-1]
+
+    family_checks_record = family_checks.record
+    monkeypatch.setattr(family_checks, "record", record)
+    compiles(family)
+    assert dry_run(family).startswith("CUDA: 2 kernels compiled, ")
+    assert len(recorded) == 1
+    dry_run(family)  # what was recorded for an earlier run may be of other sources
+    assert len(recorded) == 2
