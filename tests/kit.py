@@ -189,6 +189,11 @@ class Compiler:
         (self.directory / f"hold-{phase}").unlink(missing_ok=True)
 
 
+def mostly_slow(*values: Any, quick: int = 1) -> list[Any]:
+    """The values of a parameter: the quick tests take the first, the slow ones the others."""
+    return [*values[:quick], *(pytest.param(value, marks=pytest.mark.slow) for value in values[quick:])]
+
+
 def artifacts(root: Path) -> list[Path]:
     """The directories of the artifacts below a root."""
     return sorted(path.parent for path in root.glob("[!.]*/*/*/*/*/manifest.json"))

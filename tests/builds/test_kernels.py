@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kit import mostly_slow
 
 import sgljit_tools.cache
 from sgljit_core import (
@@ -278,7 +279,7 @@ EDITS = {  # an edit of the header, and where the two versions first differ: tha
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", mostly_slow(*EDITS, quick=3))
 def test_a_kernel_from_another_version_of_its_parameters_is_refused_with_the_field(seam, without_a_gpu, edit):
     module, csrc = seam
     seed = list(EDITS).index(edit)

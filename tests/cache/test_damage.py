@@ -8,7 +8,7 @@ import shutil
 import time
 
 import pytest
-from kit import artifacts
+from kit import artifacts, mostly_slow
 
 import sgljit_tools.cache
 from sgljit_core.machine import answers, processes, roots
@@ -31,7 +31,7 @@ def _flipped(content):
 
 
 @pytest.mark.parametrize("name", ["module.so", "manifest.json"])
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("kind", mostly_slow(*DAMAGE, quick=3))
 def test_damage_is_found_and_replaced(kind, name, children, compiler, warm_cache):
     (artifact,) = artifacts(warm_cache)
     DAMAGE[kind](artifact / name)

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kit import artifacts, change_manifest, leftovers
+from kit import artifacts, change_manifest, leftovers, mostly_slow
 
 import sgljit_tools.cache
 from sgljit_core import errors
@@ -71,7 +71,7 @@ def _ciphered(packed):
     return bytes(packed)
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", mostly_slow(*HOSTILE, quick=4))
 def test_a_hostile_archive_is_refused_and_takes_little(cache, tmp_path, kind):
     make, text = HOSTILE[kind]
     file = tmp_path / "bad.zip"

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from kit import artifacts
+from kit import artifacts, mostly_slow
 
 import sgljit_core
 from sgljit_core import errors
@@ -173,7 +173,7 @@ class Tree:
         return d * 100 + b
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_slow(*range(4)))
 def test_random_edits_against_a_model(load, tmp_path, seed):
     """Two states of the tree have the same key exactly if they are the same program."""
     choose = random.Random(seed)

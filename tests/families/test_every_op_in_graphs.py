@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kit import mostly_slow
 from torch._subclasses import FakeTensorMode  # it has no public name
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -153,16 +154,16 @@ def made(mode):
 
 
 WAYS = {
-    "compiled": compiled(False),
     "compiled, dynamic": compiled(True),
-    "exported": exported(False),
     "exported, strict": exported(True),
-    "make_fx, fake": made("fake"),
     "make_fx, symbolic": made("symbolic"),
+    "compiled": compiled(False),
+    "exported": exported(False),
+    "make_fx, fake": made("fake"),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", mostly_slow(*WAYS, quick=3))
 @each_op_of_tensors
 def test_every_graph_gives_the_results_of_an_eager_call(op, way):
     torch.compiler.reset()

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from kit import LOAD, artifacts, leftovers, made, until
+from kit import LOAD, artifacts, leftovers, made, mostly_slow, until
 
 AS_NOBODY = """
 import os
@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> dict[str, dict[str, str]]:
 PLACES = list(places(Path(tempfile.mkdtemp())))
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", mostly_slow(*PLACES, quick=3))
 def test_a_place_that_is_closed_or_no_directory(name, children, scratch, tmp_path):
     own = {"SGLJIT_CACHE_DIR": str(scratch / "own"), "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
     environment = {**own, **places(tmp_path)[name]}

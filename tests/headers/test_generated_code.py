@@ -35,11 +35,11 @@ def ptx(source: str, directory: Path, arch: str) -> str:
     ("arch", "element", "count", "instruction"),
     [
         ("90a", "fp16_t", 8, r"\.global\.v(4\.[bu]32|2\.[bu]64)"),
-        ("90a", "fp8_e4m3_t", 16, r"\.global\.v(4\.[bu]32|2\.[bu]64)"),
-        ("90a", "bf16x2_t", 4, r"\.global\.v(4\.[bu]32|2\.[bu]64)"),
-        ("90a", "float", 2, r"\.global\.(v2\.[bu]32|[bu]64)"),
-        ("90a", "uint8_t", 4, r"\.global\.[bu]32"),
-        ("100a", "bf16_t", 16, r"\.global\.v(4\.[bu]64|8\.[bu]32)"),
+        pytest.param("90a", "fp8_e4m3_t", 16, r"\.global\.v(4\.[bu]32|2\.[bu]64)", marks=pytest.mark.slow),
+        pytest.param("90a", "bf16x2_t", 4, r"\.global\.v(4\.[bu]32|2\.[bu]64)", marks=pytest.mark.slow),
+        pytest.param("90a", "float", 2, r"\.global\.(v2\.[bu]32|[bu]64)", marks=pytest.mark.slow),
+        pytest.param("90a", "uint8_t", 4, r"\.global\.[bu]32", marks=pytest.mark.slow),
+        pytest.param("100a", "bf16_t", 16, r"\.global\.v(4\.[bu]64|8\.[bu]32)", marks=pytest.mark.slow),
     ],
 )
 def test_a_vector_is_one_load_and_one_store(

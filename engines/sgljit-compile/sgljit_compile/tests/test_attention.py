@@ -16,7 +16,7 @@ from sgljit_compile.inductor import attention_op
 from sgljit_compile.records import Graph
 from sgljit_compile.rewriting import rewrite
 
-from .tiny import EVERYWHERE, seen
+from .tiny import EVERYWHERE, mostly_slow, seen
 
 HEADS, KV_HEADS, SIZE, LENGTH = 6, 2, 16, 24
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def copies(graph):
 
 @pytest.mark.parametrize("repeat", [repeated, pytest.param(interleaved, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [None, "one", "sequence", "head"])
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", mostly_slow(2, 1))
 def test_one_token_reads_the_cache_as_it_lies(batch, kind, repeat):
     inputs = given(batch)
     if kind is not None:

@@ -130,6 +130,7 @@ def twice(function):
     return call
 
 
+@pytest.mark.slow
 def test_a_region_that_is_compiled_once_calls_them_too():
     assert dispatched(twice(block(Norm()))) == set()
 

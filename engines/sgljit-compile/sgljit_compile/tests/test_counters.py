@@ -9,7 +9,7 @@ from torch import nn
 from sgljit_compile.inductor import each_plus
 
 from .test_heads import KV_HEADS, LENGTH, SIZE, Prologue, given
-from .tiny import EVERYWHERE, seen
+from .tiny import EVERYWHERE, mostly_slow, seen
 
 
 def behind(x, start):
@@ -81,7 +81,9 @@ def stacks(nodes):
     return [len(node.args[0]) for node in cats if not node.meta["val"].dtype.is_floating_point]
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("batch", "tokens"), [(2, 1), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((1, 1), (2, 3)))]
+)
 @pytest.mark.parametrize("shape", [(), pytest.param((1,), marks=pytest.mark.slow)])
 def test_they_are_advanced_in_one_kernel_and_their_places_are_in_one_tensor(batch, tokens, shape):
     nodes = check(Layers(), inputs((5, 0, LENGTH - tokens), batch, tokens, shape))
@@ -93,7 +95,7 @@ def test_a_negative_place_counts_from_the_end_in_each_layer():
     assert stacks(check(Layers(assigned=True), inputs((-1, 4, -LENGTH)))) == [3]
 
 
-@pytest.mark.parametrize("wrong", [LENGTH, -LENGTH - 1])
+@pytest.mark.parametrize("wrong", mostly_slow(LENGTH, -LENGTH - 1))
 def test_a_place_that_is_not_there_is_an_error_in_any_layer(wrong):
     with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
         seen(Layers(assigned=True), *inputs((5, wrong, 3)))

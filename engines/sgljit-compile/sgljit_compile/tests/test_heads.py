@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .test_norms import Norm as RowNorm
-from .tiny import EVERYWHERE, seen
+from .tiny import EVERYWHERE, mostly_slow, seen
 
 NEEDED = "its heads are needed elsewhere, which an op in place would have to copy"
 BATCH, TOKENS, HEADS, KV_HEADS, SIZE, HIDDEN, LENGTH = 2, 3, 4, 2, 16, 64, 32
@@ -129,11 +129,10 @@ def test_one_token_and_many(tokens, batch, monkeypatch):
     check(Prologue(), "qk-norm + rope + store", inputs=given(batch=batch, tokens=tokens))
 
 
-# Half of the forms have each two choices together.
 @pytest.mark.parametrize(
     ("halves", "stored", "plus_one"),
     [
-        pytest.param(*form, marks=[pytest.mark.slow] if sum(form) % 2 else [])
+        pytest.param(*form, marks=[] if form in ((False, True, True), (True, True, False)) else pytest.mark.slow)
         for form in itertools.product((False, True), repeat=3)
     ],
 )
@@ -289,7 +288,7 @@ class Reading(Prologue):
         return before, result, keys * 3 if self.after else x
 
 
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", mostly_slow(True, False))
 @pytest.mark.parametrize("after", [False, True])
 def test_readers_see_the_cache_of_their_time(before, after):
     check(Reading(before, after), "qk-norm + rope" if before else "qk-norm + rope + store")

@@ -201,7 +201,9 @@ class ByRows(Experts):
 
 @pytest.mark.parametrize(
     "form",
-    [Wider, Halves, Shifted, OfOtherIds, Long, NoSum, Given, Masked, OfTokens, OfASort, Values, Backwards, ByRows],
+    mostly_slow(
+        *(Wider, Halves, Shifted, OfOtherIds, Long, NoSum, Given, Masked, OfTokens, OfASort, Values, Backwards, ByRows)
+    ),
 )
 def test_another_computation_stays(form):
     record, _ = check(form(), None, given(tokens=EXPERTS))

@@ -36,7 +36,9 @@ ARCHS = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
 @pytest.mark.parametrize(
     "arch", [pytest.param(arch, marks=() if arch == (9, 0) else pytest.mark.slow, id=str(arch)) for arch in ARCHS]
 )
-@pytest.mark.parametrize("row_bytes", ROW_BYTES)
+@pytest.mark.parametrize(
+    "row_bytes", [ROW_BYTES[0], *(pytest.param(size, marks=pytest.mark.slow) for size in ROW_BYTES[1:])]
+)
 def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
     with override_cuda_arch(*arch):
         for caches, *rest in (
