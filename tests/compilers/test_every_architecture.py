@@ -15,7 +15,7 @@ from sgljit_tools.recording.recorder import record
 
 ARCHITECTURES = ["7.5", "8.0", "8.9", "9.0", "10.0", "12.0"]  # from Turing to consumers' Blackwell
 MANY = 20  # of so many kernels, most are of one form for another size
-TOKENS = [1, 2, 7, 8, 64, 100, 512, 1000, 4096, 16384]  # of a call; that a run asks for no others has tests of its own
+TOKENS = [1, 2, 7, 8, 64, 100, 512, 1000, 4096, 16384]  # of a call: few, as engines/test_prepare.py tries all of them
 
 
 def chosen(kernels: list[Wanted], cuda_arch: str) -> list[Wanted]:

@@ -224,14 +224,17 @@ def test_a_body_in_python_gets_tensors_on_a_device_that_is_not_there(install, tm
 @pytest.mark.slow
 def test_a_body_in_python_that_makes_its_result_on_the_cpu_is_an_error(install, tmp_path, monkeypatch):
     name = install()
+    built = []
+    monkeypatch.setattr(family_checks, "parallel_compile", built.extend)
+    (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % ", device=x.device")
+    compiles(loading.load(name))
+    assert len(built) == 1
     (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % "")
     text = "twice gets tensors on CUDA, and returns one on the CPU: pass device="
     with pytest.raises(RecordingError, match=text):
         record([name], cuda_arch="9.0", on_cpu=True, samples=True)
-    built = []
-    monkeypatch.setattr(family_checks, "parallel_compile", built.extend)
     compiles(loading.load(name))  # of the CPU there is nothing wrong
-    assert len(built) == 1
+    assert len(built) == 2
     with pytest.raises(Fault, match=text):
         dry_run(loading.load(name))
 

@@ -37,6 +37,7 @@ def compiles(family: KernelFamily) -> None:
         try:
             recording = _recorded[family.name] = record([family.name], cuda_arch="9.0", on_cpu=True, samples=True)
         except errors.SgljitError:  # perhaps of CUDA alone, which is for the dry run to say
+            _recorded.pop(family.name, None)
             recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
         of_cpu = (one for one in recording.wanted if not (one.spec.kernel or one.spec.cuda_files))
         parallel_compile([functools.partial(build, wanted) for wanted in of_cpu])

@@ -72,11 +72,10 @@ _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1
 
 
 def _answers(family: str) -> list[_Answer]:
-    """Two answers of each op of a family: as it is, and where nothing may be compiled."""
+    """Two answers of each op: as it is, and with an empty cache (in this process's directory) and no compiler."""
     logger = logging.getLogger("sgljit")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    # The directory of this process is removed behind it.
     forbidding = {"SGLJIT_CACHE_DIR": f"{Path.cwd()}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
     found = []
     for op, changes in itertools.product(loading.load(family).declared(), ({}, forbidding)):
