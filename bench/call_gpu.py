@@ -8,10 +8,6 @@ writes in place or to ``out``; a raw function is what C++ exports, called by tvm
 
 SGLang's kernel comes from ``--peers``, a folder with a ``peers.py`` that offers it. The goal is that the op in place
 takes at most 1.05 times SGLang's raw function. Needs a GPU.
-
-Where Python's executable lies at a fixed address, as Ubuntu's does, an op asks each tensor for its offset
-(docs/architecture.md, "Decisions"). call_gpu_pie.md is of a position-independent one on the same machine: a program
-that calls ``Py_BytesMain``, built with ``gcc -fPIE -pie ... -lpython3.12`` and put beside the other.
 """
 
 from __future__ import annotations
@@ -25,17 +21,12 @@ from pathlib import Path
 import torch
 from call_cost import in_turns, repeated
 
-from sgljit_core.torch_ops.tensors import HEAP_IS_LOW
 from sgljit_norm import rmsnorm
 from sgljit_norm.plugin import FAMILY
 from sgljit_tools.benchmark import get_benchmark_range, results
 
 LIMIT = 1.05
 SGLANG = "SGLang's function"
-KIND = {
-    False: "Python's executable is position-independent.",
-    True: "Python's executable lies at a fixed address, so that an op asks each tensor for its offset.",
-}
 
 
 def until_finished(repeat: Callable[[int], None]) -> Callable[[int], None]:
@@ -81,7 +72,6 @@ def main() -> int:
     rows = [{"call": name, "us": one / 1e3, "of SGLang's": one / found[SGLANG]} for name, one in found.items()]
     title = "A call on a GPU"
     note = "rmsnorm of one row of 4096 bfloat16; SGLang 0.5.23. See the head of `bench/call_gpu.py`."
-    note = f"{note}\n{KIND[HEAP_IS_LOW]}"
     sys.stdout.write(results.write_results(options.output, title, {"": rows}, note=note, device="cuda"))
     return 0 if found["the op, in place"] <= LIMIT * found[SGLANG] else 1
 

@@ -50,9 +50,12 @@ inline constexpr std::int32_t kBigInt = 78;
 [[gnu::cold]] SGL_INLINE const char* type_name(std::int32_t type_index) noexcept;
 
 /// No tensor's memory is below this address. The address of a view of a tensor without memory is its offset, so the
-/// bound is 4 GiB. Where the executable lies at a fixed low address, and the heap behind it, it is what Linux never
-/// maps.
-inline const std::uintptr_t kLowestAddress = ::getauxval(AT_PHDR) >> 32 ? std::uintptr_t{1} << 32 : 65536;
+/// bound is as high as can be: 4 GiB.
+inline constexpr std::uintptr_t kLowestAddress = std::uintptr_t{1} << 32;
+
+/// Whether this may be memory of the CPU's, though it is so low. An executable may lie at a fixed address below 4 GiB,
+/// as Debian's Python does. Its heap lies behind it, and nothing before it.
+[[gnu::cold]] SGL_INLINE bool is_in_low_heap(const DLTensor& tensor) noexcept;
 
 /// The place of an argument, with all that an error needs.
 struct ArgSlot {
@@ -66,7 +69,7 @@ struct ArgSlot {
   /// Refuse a tensor without memory, such as a tracer's: it converts like any other.
   void check_memory(const DLTensor& tensor) const {
     if (reinterpret_cast<std::uintptr_t>(tensor.data) < kLowestAddress) [[unlikely]]
-      check_empty(tensor);
+      if (!is_in_low_heap(tensor)) check_empty(tensor);
   }
 };
 
@@ -497,6 +500,11 @@ SGL_INLINE void ArgSlot::out_of_range(bool is_signed, std::size_t bits, std::int
   Message text;
   text << "int " << got << ", which does not fit";
   mismatch(expected.c_str(), text.c_str());
+}
+
+SGL_INLINE bool is_in_low_heap(const DLTensor& tensor) noexcept {
+  static const auto executable = ::getauxval(AT_PHDR);
+  return tensor.device.device_type == kDLCPU && reinterpret_cast<std::uintptr_t>(tensor.data) >= executable;
 }
 
 SGL_INLINE void ArgSlot::check_empty(const DLTensor& tensor) const {

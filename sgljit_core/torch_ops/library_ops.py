@@ -92,13 +92,12 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
 
 def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
     """The statements that call the body with plain tensors. Other calls reach the statements after them."""
-    plain, others, grads, offsets = [], [], [], []
+    plain, others, grads = [], [], []
     for name, may_be_none in declaration.tensors.items():
         none, no_none = (f"{name} is None or ", f"{name} is not None and ") * may_be_none or ("", "")
         plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
         others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
         grads.append(f"{no_none}{name}.requires_grad")
-        offsets.append(f"{no_none}{name}.storage_offset()")
     scope.update(
         sgl_type=type,
         sgl_isinstance=isinstance,
@@ -112,7 +111,7 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
     tensors_by_name = ", ".join(f"{name!r}: {name}" for name in declaration.tensors)
     no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
     give = f"{{body}}; return {declaration.out}" if declaration.returns_out else "return {body}"
-    lines = [
+    lines = (
         f"if {' and '.join(plain)} and not (sgl_is_tracing() or sgl_is_exporting()) and {no_gradient}:",
         " try:",
         f"  {give}",
@@ -127,10 +126,7 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
         " except TypeError as sgl_error:",
         "  sgl_name_parameter(sgl_error)",
         "  raise",
-    ]
-    if tensors.HEAP_IS_LOW:
-        scope["sgl_require_memory"] = tensors.require_memory
-        lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
+    )
     return "".join(f"  {line}\n" for line in lines)
 
 

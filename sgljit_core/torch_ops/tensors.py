@@ -7,9 +7,7 @@ here, by public means: the answers of a storage.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -24,22 +22,6 @@ with torch.inference_mode(False):
     # torch.empty makes there would keep the ops from running: this function makes a tensor of the CPU anywhere.
     PLAIN = torch.frombuffer(bytearray(1), dtype=torch.uint8)
 
-_AT_PHDR = 3  # of <sys/auxv.h>: where the executable's program headers are
-
-
-def _heap_is_low() -> bool:
-    """Whether this process may have memory below 4 GiB, as an executable at a fixed address has.
-
-    The address of a view of a tensor without memory is its offset. ``sgl_kernel/export.h`` refuses addresses below
-    4 GiB. In such a process they may be right: there the op asks about views with an offset before the call.
-    """
-    getauxval = ctypes.CDLL(None).getauxval
-    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-    return int(getauxval(_AT_PHDR)) < 1 << 32
-
-
-HEAP_IS_LOW = _heap_is_low()
-
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether there is something to read, or no element to be read."""
@@ -48,12 +30,6 @@ def has_memory(tensor: torch.Tensor) -> bool:
         return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
     except _REFUSALS:
         return False
-
-
-def require_memory(*values: Any) -> None:
-    """Raise TypeError where a tensor among these has no memory."""
-    if not all(has_memory(value) for value in values if isinstance(value, torch.Tensor)):
-        raise TypeError("a tensor has elements and no memory")
 
 
 def stand_in(function: str, arguments: Mapping[str, torch.Tensor | None]) -> bool:

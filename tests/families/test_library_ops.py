@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +18,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sgljit_core import KernelFamily, errors, load_jit
 from sgljit_core.plugins.origin import NAMES_OF_PYTORCH
-from sgljit_core.torch_ops import tensors
 
 calls: list[str] = []
 FAMILY = KernelFamily("testing", "nowhere")
@@ -204,8 +205,8 @@ def test_another_threads_trace_does_not_see_an_eager_call(in_cpp):
     assert x.tolist() == [-1, -1, -1]
 
 
-# A view whose offset is larger than what Linux never maps: its address without memory would look like one.
-FAR = 1 << 20
+# The offset of a view, in elements: as an address it is far above what Linux never maps, and below any executable.
+FAR = 1 << 19
 
 
 def far_views(op):
@@ -220,10 +221,8 @@ def far_views(op):
     return f
 
 
-@pytest.mark.parametrize("heap_is_low", [False, True])
-def test_functionalize_refuses_an_op_that_writes_in_cpp(in_cpp, monkeypatch, heap_is_low):
+def test_functionalize_refuses_an_op_that_writes_in_cpp(in_cpp):
     """In PyTorch's own words. torch.compile has another way, and takes it."""
-    monkeypatch.setattr(tensors, "HEAP_IS_LOW", heap_is_low)
     x, function = torch.randn(FAR + 3), far_views(in_cpp)
     with pytest.raises(RuntimeError, match="custom \\(non-ATen\\) operator"):
         torch.func.functionalize(function)(x)
@@ -231,21 +230,50 @@ def test_functionalize_refuses_an_op_that_writes_in_cpp(in_cpp, monkeypatch, hea
     assert all(map(torch.equal, compiled(x), function(x)))
 
 
-def test_where_addresses_may_be_low_the_op_asks_before_the_call(tmp_path, monkeypatch):
-    """In a process whose executable lies at a fixed low address C++ cannot tell an offset from an address."""
-    monkeypatch.setattr(tensors, "HEAP_IS_LOW", True)
-    seen = []
+@pytest.fixture
+def fixed_python(tmp_path):
+    """A Python whose executable lies at a fixed address, as Debian's does, so that its heap is below 4 GiB."""
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("needs a Python with a shared library, to build an executable that uses it")
+    libraries, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
+    (tmp_path / "python.c").write_text(
+        "int Py_BytesMain(int, char**);\nint main(int n, char** words) { return Py_BytesMain(n, words); }\n"
+    )
+    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-lpython{version}"]
+    command = ["g++", "-no-pie", "-x", "c", "python.c", "-x", "none", *link, "-o", "python"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    return tmp_path / "python"
 
-    def look(x: torch.Tensor) -> None:
-        seen.append(x)
 
-    family = KernelFamily("careful", "nowhere")
-    op = family.op(mutates=("x",))(look)
-    with pytest.raises(RuntimeError, match="custom \\(non-ATen\\) operator"):
-        torch.func.functionalize(lambda x: (op(x[1:]), x)[1])(torch.ones(3))
-    assert not seen
-    op(torch.ones(3)[1:])
-    assert len(seen) == 1
+LOW = """
+import sys
+import torch
+from sgljit_core import load_jit
+csrc, far = sys.argv[1], int(sys.argv[2])
+sources = {"cpp_files": ["negate.cpp"], "cpp_wrappers": [("negate", "negate")], "csrc": csrc}
+x = torch.ones(far + 3)
+small = next(one for one in (torch.ones(4 + n) for n in range(99)) if one.data_ptr() < 1 << 32)
+negate = load_jit("negate", **sources).negate
+negate(small[1:], None, False)
+print(small[:3].tolist())
+try:
+    torch.func.functionalize(lambda x: negate(x[far:], None, False))(x)
+except TypeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_low_heap_memory_is_used_and_an_offset_before_the_executable_is_refused(fixed_python, tmp_path):
+    """An address there may be below 4 GiB."""
+    (tmp_path / "negate.cpp").write_text(NEGATE)
+    environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [fixed_python, "-c", LOW, tmp_path, str(FAR)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    values, refusal = done.stdout.splitlines()
+    assert values == "[1.0, -1.0, -1.0]"
+    assert "negate(): argument 1: expected tensor with memory, got one of 3 elements" in refusal
 
 
 def test_transforms_of_functions_are_refused_in_their_own_words(in_cpp):
