@@ -666,11 +666,8 @@ inline unsigned threads_of_halves(std::int64_t paired, std::int64_t elements) {
 inline sgl::RowShape shape_of(
     const SegmentPlan& segment, bool is_only, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
     ProgramLayout& layout) {
-  constexpr unsigned kWarp = 32, kBlock = 128, kMapBlock = 256;
-  if (segment.is_map) {
-    if (layout.block_threads < kMapBlock) layout.block_threads = kMapBlock;
-    return {0, 0, static_cast<unsigned>(segment.elements), 0, true, segment.has_tail};
-  }
+  constexpr unsigned kWarp = 32, kBlock = 128;
+  if (segment.is_map) return {0, 0, static_cast<unsigned>(segment.elements), 0, true, segment.has_tail};
   if (segment.is_neox && segment.columns > sgl::RowShape::kMostColumns)
     throw Error(
         "ValueError", "row program: rows whose pairs are i and i + half have at most ",
@@ -777,6 +774,8 @@ SGL_INLINE void lay_out(
   layout.has_pdl = chip.has_pdl();
   for (int i = 0; i < num_segments; ++i)
     shapes[i] = shape_of(plans[i], num_segments == 1, plan.num_rows, chip, choose, layout);
+  // Maps alone have larger blocks: fewer to start. Beside other rows these decide.
+  if (layout.block_threads == 0) layout.block_threads = 256;
   choose_registers(plans, shapes, num_segments, chip, layout);
   layout.cluster = shapes[0].blocks;
   for (int i = 0; i < num_segments; ++i) {

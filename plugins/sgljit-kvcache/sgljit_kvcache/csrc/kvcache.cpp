@@ -36,13 +36,26 @@ void refuse_other(const Rows& x, const Rows& cache) {
              cache.index_name, ", but got ", x.count});
 }
 
-ProgramRows<Copy::kOperands> stored(const Rows& x, const Rows& cache) {
+/// Heads that lie side by side in both are one row: a kernel has less to compute for each address.
+void join(Rows& x, Rows& cache) {
+  if (x.inner <= 1 || x.inner != cache.inner || x.inner_stride != x.columns || cache.inner_stride != cache.columns)
+    return;
+  for (auto* rows : {&x, &cache}) {
+    rows->columns *= rows->inner;
+    rows->inner = 1;
+    rows->inner_stride = rows->columns;
+  }
+}
+
+ProgramRows<Copy::kOperands> stored(Rows x, Rows cache) {
   refuse_other(x, cache);
+  join(x, cache);
   return copy.rows(Copy::x = x, Copy::out = cache);
 }
 
-ProgramRows<Copy::kOperands> gathered(const Rows& cache, const Rows& out) {
+ProgramRows<Copy::kOperands> gathered(Rows cache, Rows out) {
   refuse_other(out, cache);
+  join(out, cache);
   return copy.rows(Copy::x = cache, Copy::out = out);
 }
 

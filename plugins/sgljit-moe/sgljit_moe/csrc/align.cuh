@@ -60,9 +60,9 @@ SGL_DEVICE uint32_t sum_up_to_lane(uint32_t value) {
   return value;
 }
 
-/// \brief The pairs in the order of their experts. The grid is one block or, with `kInCluster`, one cluster of
-/// `kAlignBlocks`; a block has whole warps, and in shared memory a word for each expert and each of them, and three
-/// more.
+/// \brief The pairs in the order of their experts. With `kInCluster` the grid is one cluster of `kAlignBlocks`. Else it
+/// is one block, or one and others that only pad: these count for themselves, so that no block waits for another. A
+/// block has whole warps, and in shared memory a word for each expert and each of them, and three more.
 template <bool kInCluster, typename Id>
 __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ Align params) {
 #if !SGL_ARCH_HOPPER_OR_GREATER
@@ -73,7 +73,8 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
   const uint32_t num_experts = static_cast<uint32_t>(params.num_experts);
   const uint32_t warps = blockDim.x / kWarpThreads, warp = threadIdx.x / kWarpThreads;
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+  const uint32_t thread = (kInCluster ? blockIdx.x * blockDim.x : 0) + threadIdx.x;
+  const uint32_t threads = (kInCluster ? gridDim.x : 1) * blockDim.x;
   uint32_t* counts = smem + warp * num_experts;   // of the warp's pairs, by expert
   uint32_t* totals = smem + warps * num_experts;  // of the block's pairs
   uint32_t* places = totals + num_experts;        // of the block's first pair of each expert
@@ -90,15 +91,17 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
     if (expert >= 0) atomicAdd(counts + expert, 1u);
   });
 
-  // All is padding at first.
-  using Vector = AlignedVector<int32_t, 4>;
-  Vector padding;
-  padding.fill(static_cast<int32_t>(params.num_pairs));
-  const bool is_aligned = reinterpret_cast<uintptr_t>(params.sorted) % sizeof(Vector) == 0;
-  const int64_t vectors = is_aligned ? params.sorted_size / 4 : 0;
-  for (int64_t i = thread; i < vectors; i += threads) padding.store(params.sorted, i);
-  for (int64_t i = 4 * vectors + thread; i < params.sorted_size; i += threads)
-    params.sorted[i] = static_cast<int>(params.num_pairs);
+  const bool others_pad = !kInCluster && gridDim.x > 1;
+  if (!others_pad) {  // all is padding at first
+    using Vector = AlignedVector<int32_t, 4>;
+    Vector padding;
+    padding.fill(static_cast<int32_t>(params.num_pairs));
+    const bool is_aligned = reinterpret_cast<uintptr_t>(params.sorted) % sizeof(Vector) == 0;
+    const int64_t vectors = is_aligned ? params.sorted_size / 4 : 0;
+    for (int64_t i = thread; i < vectors; i += threads) padding.store(params.sorted, i);
+    for (int64_t i = 4 * vectors + thread; i < params.sorted_size; i += threads)
+      params.sorted[i] = static_cast<int>(params.num_pairs);
+  }
   __syncthreads();
 
   for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x) {
@@ -153,6 +156,19 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
   }
   PDLTriggerSecondary();
 
+  if (others_pad && blockIdx.x > 0) {  // behind the pairs of each expert, and behind the last block
+    const uint32_t of_padding = (blockIdx.x - 1) * blockDim.x + threadIdx.x, that_pad = (gridDim.x - 1) * blockDim.x;
+    const auto pad = [&](int64_t begin, int64_t end, uint32_t first, uint32_t step) {
+      for (int64_t i = begin + first; i < end; i += step) params.sorted[i] = static_cast<int>(params.num_pairs);
+    };
+    for (uint32_t expert = of_padding / kWarpThreads; expert < num_experts; expert += that_pad / kWarpThreads) {
+      const uint32_t behind = expert + 1 < num_experts ? first_blocks[expert + 1] : num_blocks;
+      const int64_t begin = int64_t{first_blocks[expert]} * params.block_size + totals[expert];
+      pad(begin, int64_t{behind} * params.block_size, lane, kWarpThreads);
+    }
+    pad(int64_t{num_blocks} * params.block_size, params.sorted_size, of_padding, that_pad);
+    return;
+  }
   if (thread == 0 && params.num_padded != nullptr)
     *params.num_padded = static_cast<int>(num_blocks * params.block_size);
   for (int64_t block = thread; block < params.num_blocks; block += threads) {

@@ -62,7 +62,8 @@ def test_it_agrees_with_a_stable_sort(device):
         assert agrees(sample["topk_ids"], sample["num_experts"], sample["block_size"], spare=9)
 
 
-# Tokens, experts of a token, experts, size of a block: one warp, one block, more than one block's, odd ones.
+# Tokens, experts of a token, experts, size of a block: one warp, one block, more padding than one block writes, more
+# than one block's, odd ones.
 SIZES = (
     (0, 8, 256, 64),
     (3, 0, 8, 16),
@@ -70,6 +71,9 @@ SIZES = (
     (5, 1, 8, 128),
     (31, 1, 7, 3),
     (33, 1, 256, 1),
+    (64, 8, 256, 128),
+    (37, 6, 161, 99),
+    (63, 3, 2048, 70),
     (511, 8, 256, 64),
     (512, 8, 384, 16),
     (513, 8, 256, 128),
