@@ -38,7 +38,7 @@ void launch(moe::Align& params, DLDevice device, DLDataType type) {
   constexpr std::int64_t kMostWarps = 32;
   constexpr std::int64_t kPairsOfBlock = 2048;  // one block sorts so many sooner than a cluster meets
   constexpr std::int64_t kSmem = 48 * 1024 - 512;
-  constexpr std::int64_t kPaddedByBlock = 4096, kMostThatPad = 16;
+  constexpr std::int64_t kPaddedByBlock = 4096, kExpertsOfWarp = 4, kMostThatPad = 16;
   const auto chip = runtime::get_chip(device.device_id);
   const std::int64_t pairs = params.num_pairs, experts = params.num_experts;
   const auto blocks = chip.has_clusters() && pairs > kPairsOfBlock ? std::int64_t{moe::kAlignBlocks} : 1;
@@ -47,8 +47,12 @@ void launch(moe::Align& params, DLDevice device, DLDataType type) {
   const auto warps = least(least(useful, kMostWarps), kSmem / (4 * experts) - 3);
   params.chunk = static_cast<unsigned>(div_ceil(div_ceil(pairs, kLanes), blocks * warps) * kLanes);
   const auto smem = static_cast<std::size_t>(4 * experts * (warps + 3));  // see the kernel
-  // One block takes longer to write so much padding than to sort.
-  const auto that_pad = blocks > 1 ? 0 : least(params.sorted_size / kPaddedByBlock, kMostThatPad);
+  // One block takes longer to write much padding than to sort. Others go from expert to expert, so each of their warps
+  // gets few.
+  const auto of_experts = div_ceil(experts, kExpertsOfWarp * warps);
+  const auto of_padding = least(params.sorted_size / kPaddedByBlock, kMostThatPad);
+  const bool others_pad = blocks == 1 && of_padding > 0 && of_experts <= kMostThatPad;
+  const auto that_pad = !others_pad ? 0 : of_padding > of_experts ? of_padding : of_experts;
   LaunchKernel(blocks + that_pad, warps * kLanes, device, smem)
       .enable_cluster(blocks)
       .enable_pdl(chip.has_pdl())(align.get(blocks > 1, type), params);
