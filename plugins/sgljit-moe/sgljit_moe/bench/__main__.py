@@ -1,6 +1,6 @@
 """How fast are the ops of the family against SGLang's kernels, torch.compile and PyTorch?
 
-    python -m sgljit_moe.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
+    python -m sgljit_moe.bench [--device cpu|cuda] [--ops OPS] [--peers DIR] [--output FILE]
 
 Gates of float32, rows of bfloat16, renormalised weights; the experts of models. SGLang's kernels are measured from
 ``--peers``, a folder with a ``peers.py`` that offers them. torch.compile is measured for sums: of a sort or a top-k it
@@ -245,10 +245,19 @@ def check(run: Callable[..., None], reference: Callable[..., None], arguments: t
     torch.testing.assert_close(weights, wanted, rtol=1e-3, atol=1e-6)  # gates may be equal: their ids are in any order
 
 
+MAKERS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    **{op: functools.partial(table, op) for op in MODELS},
+    "moe_sum": table_of_sums,
+    "moe_align_block_size": table_of_orders,
+    "sort_by_expert": table_of_sorts,
+}
+
+
 def main() -> None:
     """Measure, print the page, and write it."""
     parser = argparse.ArgumentParser(description="Time of the kernels of mixture-of-experts layers")
     parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ops", default=",".join(MAKERS), help="which, with commas between")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
@@ -257,11 +266,9 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    makers: dict[str, Callable[..., list[dict[str, Any]]]] = {op: functools.partial(table, op) for op in MODELS}
-    makers |= {"moe_sum": table_of_sums, "moe_align_block_size": table_of_orders, "sort_by_expert": table_of_sorts}
     tables: dict[str, list[dict[str, Any]]] = {}
-    for op, make_table in makers.items():
-        tables[op] = make_table(arguments.device, peers)
+    for op in arguments.ops.split(","):
+        tables[op] = MAKERS[op](arguments.device, peers)
         # A run may be cut short.
         page = write_results(arguments.output, "Mixture of experts", tables, note=NOTE, device=arguments.device)
     sys.stdout.write(page)
