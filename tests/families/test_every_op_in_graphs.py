@@ -16,7 +16,7 @@ FAMILIES = {
     "activation": 4,
     "norm": 12,
     "quant": 5,
-    "rope": 5,
+    "rope": 6,
     "kvcache": 4,
     "moe": 6,
     "sampling": 2,

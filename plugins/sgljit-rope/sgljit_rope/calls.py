@@ -30,6 +30,18 @@ def apply_rotary_pos_emb_inplace(model: ModelShape | None) -> Calls:
     return _calls(model, without=(*_TABLE, *_STORED, *_WEIGHTS))
 
 
+def apply_rotary_pos_emb(model: ModelShape | None) -> Calls:
+    """The same as one batch, in the heads of a projection."""
+    for call in apply_rotary_pos_emb_inplace(model):
+        q, k = (
+            TensorSpec((1, heads, tokens, size), x.dtype, (heads * size, size, heads * size, 1))
+            for x in (call["q"], call["k"])
+            for tokens, heads, size in [x.shape]
+        )
+        angles = TensorSpec((1, *call["cos"].shape), q.dtype, (q.shape[-1], q.shape[-1], 1))
+        yield {"q": q, "k": k, "cos": angles, "sin": angles, "q_out": q, "k_out": k}
+
+
 def apply_rope_inplace_with_kvcache(model: ModelShape | None) -> Calls:
     """As ``apply_rope_inplace``, with caches."""
     return _calls(model, without=(*_GIVEN, *_WEIGHTS))

@@ -63,6 +63,37 @@ def apply_rotary_pos_emb_inplace(
     """
 
 
+@FAMILY.op(mutates=("q_out", "k_out"))
+def apply_rotary_pos_emb(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor,
+) -> None:
+    """Write x * cos + rotate_half(x) * sin of ``q`` and of ``k``, as the function of that name in transformers has it.
+
+    Computed in float32 and rounded once. One launch for all sequences, if one stride leads from each to the next; else
+    one for each. No element: a no-op.
+
+    Args:
+        q: [batch, heads, sequence, head_dim], float16, bfloat16 or float32, on a CUDA device or the CPU. Batch, heads
+            and sequence may be any distance apart, such as in ``x.view(b, s, h, d).transpose(1, 2)`` or a slice of it;
+            elements of a head may not.
+        k: like ``q``, of its dtype, with a number of heads of its own; may be expanded, as it is only read.
+        cos: [batch, sequence, head_dim] or [1, sequence, head_dim], float16, bfloat16 or float32: the element i of a
+            head and i + head_dim / 2, which make a pair, have each a value of their own.
+        sin: like ``cos``; its dtype and its batch may be others.
+        q_out: like ``q``, with strides of its own; it shares memory with no other argument.
+        k_out: like ``k``, with strides of its own; it shares memory with no other argument.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: rows that are written share memory with each other or with another argument, or may do so.
+    """
+
+
 @FAMILY.op(mutates=("q", "k", "k_cache", "v_cache"))
 def apply_rope_inplace_with_kvcache(
     q: torch.Tensor,

@@ -36,6 +36,21 @@ def apply_rotary_pos_emb_inplace(
         x.copy_(_rotated(x, cos, sin, is_neox=is_neox, inverse=inverse))
 
 
+def apply_rotary_pos_emb(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor,
+) -> None:
+    """The sum x * cos + rotate_half(x) * sin, as in transformers."""
+    cos, sin = cos.double()[:, None], sin.double()[:, None]
+    for x, out in ((q.double(), q_out), (k.double(), k_out)):
+        a, b = x.chunk(2, dim=-1)
+        out.copy_(x * cos + torch.cat((-b, a), -1) * sin)
+
+
 def apply_rope_inplace_with_kvcache(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -36,6 +36,7 @@ SHAPES = {
 OPS = (
     "apply_rope_inplace",
     "apply_rotary_pos_emb_inplace",
+    "apply_rotary_pos_emb",
     "apply_rope_inplace_with_kvcache",
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
@@ -50,16 +51,22 @@ def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ..
     angles = torch.rand(POSITIONS, size // 2, device=device) * 7
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     positions = torch.randint(0, POSITIONS, (tokens,), device=device)
-    if op == "apply_rotary_pos_emb_inplace":
+    if op.startswith("apply_rotary_pos_emb"):
         cos, sin = (x.repeat(1, 2).bfloat16() for x in cos_sin[positions].chunk(2, dim=-1))
-        return q, k, cos, sin
+        if op.endswith("inplace"):
+            return q, k, cos, sin
+        q, k = (x[None].transpose(1, 2) for x in (q, k))
+        return q, k, cos[None], sin[None], torch.zeros_like(q), torch.zeros_like(k)
     stored = op.endswith("kvcache")
     arguments = [q, k, *([v] if stored else []), *(weights if "norm" in op else []), *(caches if stored else [])]
     return (*arguments, cos_sin, positions, *([torch.randperm(tokens, device=device)] if stored else []))
 
 
 def pytorch(op: str, *arguments: torch.Tensor) -> None:
-    """The op in plain PyTorch: float32, and every token is stored."""
+    """The op in plain PyTorch: float32, and every token is stored; for ``apply_rotary_pos_emb`` as in transformers."""
+    if op == "apply_rotary_pos_emb":
+        transformers(*arguments)
+        return
     stored, is_normed = op.endswith("kvcache"), "norm" in op
     q, k, *others = arguments
     first, second = others[-3:-1] if stored else others[-2:]
@@ -78,6 +85,21 @@ def pytorch(op: str, *arguments: torch.Tensor) -> None:
         v, k_cache, v_cache, slots = others[0], *others[-5:-3], others[-1]
         k_cache[slots] = k
         v_cache[slots] = v
+
+
+def transformers(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor,
+) -> None:
+    """The formula of its models for the heads of a batch, rounded by each of PyTorch's kernels."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    for x, out in ((q, q_out), (k, k_out)):
+        a, b = x.chunk(2, dim=-1)
+        torch.add(x * cos, torch.cat((-b, a), dim=-1) * sin, out=out)
 
 
 def sglang(peers: Any, op: str, size: int) -> Run:
@@ -112,7 +134,7 @@ def check(op: str, run: Run, size: int, device: str) -> None:
 
 def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    has_peer = peers is not None and op != "apply_rotary_pos_emb_inplace"
+    has_peer = peers is not None and not op.startswith("apply_rotary_pos_emb")
     names = ["sgljit", *(["SGLang"] if has_peer else []), "PyTorch"]
     names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
     plain = functools.partial(pytorch, op)

@@ -14,6 +14,7 @@ template <typename Order, Norm kNorm, bool kStored>
 RowProgram<rope::Layer<Order, kNorm, kStored>, kStored ? 3 : 2> program{"rope.h"};
 template <typename Order>
 RowProgram<rope::Given<Order>, 2> given_program{"rope.h"};
+RowProgram<rope::Apart, 2> apart_program{"rope.h"};
 
 /// The arguments of a call; tensors that an op has not are null.
 struct Call {
@@ -121,14 +122,116 @@ void rotate(TensorView q, TensorView k, TensorView cos, TensorView sin, bool inv
   given_program<Order>({sign_of(inverse)}, {of(first), of(heads_like("k", k, first, first))});
 }
 
-void apply_rotary_pos_emb(TensorView q, TensorView k, TensorView cos, TensorView sin, bool is_neox, bool inverse) {
+void apply_rotary_pos_emb_inplace(
+    TensorView q, TensorView k, TensorView cos, TensorView sin, bool is_neox, bool inverse) {
   return is_neox ? rotate<sgl::Neox>(q, k, cos, sin, inverse) : rotate<sgl::Interleaved>(q, k, cos, sin, inverse);
+}
+
+/// What a launch walks the batch with; alone, a launch is of one sequence.
+enum class Batch { kWithSequence, kWithHeads, kAlone };
+
+/// Whether one stride walks two dimensions, the second of which is the faster.
+bool can_join(const TensorView& x, int slow, int fast) {
+  return x.size(slow) <= 1 || x.size(fast) <= 1 || x.stride(slow) == x.size(fast) * x.stride(fast);
+}
+
+RowDimension joined(const TensorView& x, int slow, int fast) {
+  return {x.size(slow) * x.size(fast), x.stride(x.size(fast) > 1 ? fast : slow)};
+}
+
+/// A row for each head of q, [batch, heads, sequence, size]; or of cos, [batch or 1, sequence, size], for all heads.
+/// \param i the sequence of a launch of one.
+Rows rows_of(const char* name, const TensorView& x, Batch batch, std::int64_t i) {
+  const int last = x.ndim() - 1;
+  RowDimension tokens = {x.size(last - 1), x.stride(last - 1)}, heads = {Rows::kForAllInner, 0};
+  if (batch == Batch::kWithSequence) tokens = joined(x, 0, last - 1);
+  if (last == 3) heads = batch == Batch::kWithHeads ? joined(x, 0, 1) : RowDimension{x.size(1), x.stride(1)};
+  Rows result = {name, x, x.data_ptr(), tokens.count, x.size(last), tokens.stride, false, heads.count, heads.stride};
+  if (batch == Batch::kAlone && x.size(0) > 1)
+    result.data = static_cast<char*>(result.data) + i * x.stride(0) * result.element_bytes();
+  return result;
+}
+
+/// The memory of all rows; of three dimensions that stay, with what lies between the rows of the shortest stride.
+MemoryRows memory_of(const TensorView& x) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(x.dtype()));
+  const int last = x.ndim() - 1;
+  RowDimension by[3];
+  for (int i = 0; i < last; ++i)
+    if (x.size(i) != 1) by[i] = {x.size(i), x.stride(i) * bytes};
+  for (const int i : {0, 1, 0}) {  // the longest stride first
+    const auto one = by[i], next = by[i + 1];
+    if (one.stride < next.stride) by[i] = next, by[i + 1] = one;
+  }
+  if (by[0].stride == by[1].count * by[1].stride)
+    by[0] = {by[0].count * by[1].count, by[1].stride}, by[1] = by[2], by[2] = {};
+  return {x.data_ptr(), x.size(last) * bytes + by[2].extent(), by[0], by[1]};
+}
+
+/// Refuses outputs, the first two, that share memory: a launch of one sequence sees no other.
+void refuse_shared(const char* const (&names)[6], const TensorView* const (&all)[6]) {
+  for (int i = 0; i < 2; ++i) {
+    const auto& out = *all[i];
+    const auto memory = memory_of(out);
+    bool overlap = rows_overlap(memory);
+    for (int n = 0; n < 3; ++n) overlap = overlap || (out.size(n) > 1 && out.stride(n) < out.size(3));
+    for (int j = i; j < 6; ++j)
+      if (i == j ? overlap : rows_meet(memory, memory_of(*all[j]))) [[unlikely]]
+        throw Error(
+            "ValueError", "rows of ", names[i], " share memory with each other or with rows of ", names[j], ": ",
+            names[i], " is ", out, ", ", names[j], " is ", *all[j]);
+  }
+}
+
+void apply_rotary_pos_emb(
+    TensorView q, TensorView k, TensorView cos, TensorView sin, TensorView q_out, TensorView k_out) {
+  SymbolicSize batch{"batch"}, q_heads{"heads of q"}, k_heads{"heads of k"}, sequence{"sequence"}, size{"head_dim"};
+  SymbolicDType dtype;
+  SymbolicDevice device;
+  const auto match = [&](const char* name, const TensorView& x, SymbolicSize& heads) {
+    TensorMatcher({batch, heads, sequence, size})
+        .with_strides({-1, -1, -1, 1})
+        .with_dtype<float, __half, __nv_bfloat16>(dtype)
+        .with_device<kDLCUDA, kDLCPU>(device)
+        .verify(x, name);
+  };
+  const auto match_angles = [&](const char* name, const TensorView& x) {
+    SymbolicSize one;
+    TensorMatcher({x.ndim() == 3 && x.size(0) == 1 ? one : batch, sequence, size})
+        .with_strides({-1, -1, 1})
+        .with_dtype<float, __half, __nv_bfloat16>()
+        .with_device(device)
+        .verify(x, name);
+  };
+  match("q", q, q_heads), match("k", k, k_heads), match_angles("cos", cos), match_angles("sin", sin);
+  match("q_out", q_out, q_heads), match("k_out", k_out, k_heads);
+  if (q.numel() == 0 && k.numel() == 0) return;
+  refuse_shared({"q_out", "k_out", "q", "k", "cos", "sin"}, {&q_out, &k_out, &q, &k, &cos, &sin});
+
+  const auto join = [&](int slow, int fast) {
+    return can_join(q, slow, fast) && can_join(k, slow, fast) && can_join(q_out, slow, fast) &&
+           can_join(k_out, slow, fast);
+  };
+  auto walk = Batch::kAlone;
+  if (cos.size(0) == 1 && sin.size(0) == 1 && join(0, 1)) walk = Batch::kWithHeads;
+  if (cos.size(0) == q.size(0) && sin.size(0) == q.size(0) && can_join(cos, 0, 1) && can_join(sin, 0, 1) && join(0, 2))
+    walk = Batch::kWithSequence;
+  using F = rope::Apart;
+  for (std::int64_t i = 0; i < (walk == Batch::kAlone ? q.size(0) : 1); ++i) {
+    const auto of = [&](const char* name, const TensorView& x, const char* out_name, const TensorView& out) {
+      return apart_program.rows(
+          F::x = rows_of(name, x, walk, i), F::cos = rows_of("cos", cos, walk, i),
+          F::sin = rows_of("sin", sin, walk, i), F::out = rows_of(out_name, out, walk, i));
+    };
+    apart_program({}, {of("q", q, "q_out", q_out), of("k", k, "k_out", k_out)});
+  }
 }
 
 }  // namespace
 
 SGL_EXPORT(apply_rope_inplace, (apply_rope))
 SGL_EXPORT(apply_rope_inplace_with_kvcache, (apply_rope_with_kvcache))
-SGL_EXPORT(apply_rotary_pos_emb_inplace, (apply_rotary_pos_emb))
+SGL_EXPORT(apply_rotary_pos_emb, (apply_rotary_pos_emb))
+SGL_EXPORT(apply_rotary_pos_emb_inplace, (apply_rotary_pos_emb_inplace))
 SGL_EXPORT(fused_qk_norm_rope, (norm_rope))
 SGL_EXPORT(fused_qk_norm_rope_with_kvcache, (norm_rope_with_kvcache))

@@ -25,6 +25,26 @@ struct Given {
   }
 };
 
+/// \brief For `row.pairs`: one pair of x * cos + rotate_half(x) * sin, where each element has angles of its own.
+struct EachTurned {
+  SGL_HD sgl::Values<2> operator()(float a, float b, float cos_a, float cos_b, float sin_a, float sin_b) const {
+    return {{sgl::fma(a, cos_a, -b * sin_a), sgl::fma(b, cos_b, a * sin_b)}};
+  }
+};
+
+/// \brief q and k are rotated to tensors of their own, by a cosine and a sine for each element.
+struct Apart {
+  SGL_OPERANDS(x, cos, sin, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto cos_a = row.of_pairs(sgl::neox, cos, 0, 2), cos_b = row.of_pairs(sgl::neox, cos, 1, 2);
+    const auto sin_a = row.of_pairs(sgl::neox, sin, 0, 2), sin_b = row.of_pairs(sgl::neox, sin, 1, 2);
+    return sgl::store(out = row.pairs(sgl::neox, EachTurned{}, values, cos_a, cos_b, sin_a, sin_b));
+  }
+};
+
 /// \brief q and k are normalised as `kNorm` says, and rotated, in place; if `kStored`, k and v go to their caches too.
 ///
 /// The segments are q, k and, if `kStored`, v.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import pytest
 import torch
 
@@ -83,6 +86,146 @@ def test_angles_that_do_not_fit_are_refused(device):
         arguments = {"q": ones(2, 3, 8), "k": ones(2, 1, 8), "cos": ones(2, 8), "sin": ones(2, 8), **changed}
         with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
             family.apply_rotary_pos_emb_inplace(**{key: x.to(device) for key, x in arguments.items()})
+
+
+def of_transformers(x, cos, sin):
+    """As its models compute it, in float64."""
+    x, cos, sin = x.double(), cos.double().unsqueeze(1), sin.double().unsqueeze(1)
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return (x * cos) + (torch.cat((-second, first), dim=-1) * sin)
+
+
+LAYOUTS = {  # of [batch, heads, sequence, head_dim]
+    "contiguous": lambda make, b, h, s, d: make(b, h, s, d),
+    "projection": lambda make, b, h, s, d: make(b, s, h, d).transpose(1, 2),
+    "batch beside heads": lambda make, b, h, s, d: make(s, b, h, d).permute(1, 2, 0, 3),
+    "slices": lambda make, b, h, s, d: make(b, s, h, 3 * d).transpose(1, 2)[..., d : 2 * d],
+    "odd slices": lambda make, b, h, s, d: make(b, s, h, d + 1).transpose(1, 2)[..., 1:],
+    "gaps": lambda make, b, h, s, d: make(b + 1, s + 2, h + 3, d + 4)[1:, 2:, 3:, 4:].transpose(1, 2),
+    "gaps in the batch": lambda make, b, h, s, d: make(s + 1, b + 2, h + 3, d)[1:, 2:, 3:].permute(1, 2, 0, 3),
+    "one head for all": lambda make, b, h, s, d: make(b, 1, s, d).expand(b, h, s, d),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_at_any_strides_turn_as_in_transformers(layout, device):
+    torch.manual_seed(0)
+    single, half, brain = ROUNDED
+    mixed = ((half, single, half), (brain, single, single), (single, brain, half), (brain, half, brain))
+    dtypes = itertools.cycle(((single,) * 3, (half,) * 3, (brain,) * 3, *mixed))
+    for batch, tokens, size in ((1, 7, 64), (3, 5, 64), (3, 1, 64), (2, 4, 6)):
+        for (of_cos, cos_gap), (of_sin, sin_gap) in itertools.product({(1, 0), (batch, 0), (batch, 1)}, repeat=2):
+            dtype, cos_dtype, sin_dtype = next(dtypes)
+            make = functools.partial(torch.randn, device=device, dtype=dtype)
+            q, k = (LAYOUTS[layout](make, batch, heads, tokens, size) for heads in (4, 2))
+            cos = torch.randn(of_cos, tokens + cos_gap, size, device=device).to(cos_dtype)[:, cos_gap:]
+            sin = torch.randn(of_sin, tokens + sin_gap, size, device=device).to(sin_dtype)[:, sin_gap:]
+            for into in list(LAYOUTS)[:-1]:
+                outs = [LAYOUTS[into](make, *x.shape) for x in (q, k)]
+                bases = [out if out._base is None else out._base.fill_(7) for out in outs]
+                for out in outs:
+                    out.fill_(torch.nan)
+                family.apply_rotary_pos_emb(q, k, cos, sin, *outs)
+                for x, out, base in zip((q, k), outs, bases, strict=True):
+                    close = ROUNDED[dtype]
+                    wanted = of_transformers(x, cos, sin).to(dtype)
+                    torch.testing.assert_close(out, wanted, rtol=close, atol=4 * close)
+                    out.fill_(7)
+                    assert torch.all(base == 7), "written beside the rows"
+
+
+def test_outputs_may_be_parts_of_one_tensor(device):
+    """Of which no two rows share memory, wherever those of the other lie between."""
+    for order, axis in itertools.product(itertools.permutations(range(3)), range(4)):
+        q_out, k_out = torch.zeros(4, 4, 4, 16, device=device).permute(*order, 3).chunk(2, dim=axis)
+        q, k = torch.randn(2, *q_out.shape, device=device)
+        cos, sin = torch.randn(2, len(q), *q.shape[2:], device=device)
+        family.apply_rotary_pos_emb(q, k, cos, sin, q_out, k_out)
+        for x, out in ((q, q_out), (k, k_out)):
+            torch.testing.assert_close(out, of_transformers(x, cos, sin).float(), rtol=1e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 8), (1, 4, 0, 8), (3, 4, 0, 8), (2, 4, 3, 0), (2, 0, 3, 8)])
+def test_no_elements_are_no_work(shape, device):
+    batch, _, tokens, size = shape
+    for of_angles, kv_heads in ((1, 0), (batch, 0), (1, 2), (batch, 2)):
+        q, k = torch.ones(shape, device=device), torch.ones(batch, kv_heads, tokens, size, device=device)
+        cos = torch.full((of_angles, tokens, size), 2.0, device=device)
+        q_out, k_out = torch.zeros_like(q), torch.zeros_like(k)
+        family.apply_rotary_pos_emb(q, k, cos, torch.zeros_like(cos), q_out, k_out)
+        assert torch.equal(q_out, 2 * q)
+        assert torch.equal(k_out, 2 * k)
+
+
+def apart(device, **changed):
+    arguments = {"q": ones(3, 4, 2, 8), "k": ones(3, 1, 2, 8), "cos": ones(3, 2, 8), "sin": ones(3, 2, 8)}
+    arguments |= {"q_out": torch.zeros(3, 4, 2, 8), "k_out": torch.zeros(3, 1, 2, 8), **changed}
+    return {name: x.to(device) for name, x in arguments.items()}
+
+
+APART = {
+    "q of three dimensions": ({"q": ones(4, 2, 8)}, "q", "Dimension mismatch: expected 4 but got 3"),
+    "cos of two dimensions": ({"cos": ones(2, 8)}, "cos", "Dimension mismatch: expected 3 but got 2"),
+    "batch of k": ({"k": ones(1, 1, 2, 8)}, "k", "Size mismatch for shape#0.'batch'.: expected 3 but got 1"),
+    "sequence of k": ({"k": ones(3, 1, 1, 8)}, "k", "Size mismatch for shape#2.'sequence'.: expected 2 but got 1"),
+    "size of k": ({"k": ones(3, 1, 2, 6)}, "k", "Size mismatch for shape#3.'head_dim'.: expected 8 but got 6"),
+    "batch of cos": ({"cos": ones(2, 2, 8)}, "cos", "Size mismatch for shape#0.'batch'.: expected 3 but got 2"),
+    "sequence of sin": ({"sin": ones(3, 3, 8)}, "sin", "Size mismatch for shape#1.'sequence'.: expected 2 but got 3"),
+    "half of sin": ({"sin": ones(3, 2, 4)}, "sin", "Size mismatch for shape#2.'head_dim'.: expected 8 but got 4"),
+    "heads of q_out": ({"q_out": ones(3, 5, 2, 8)}, "q_out", "shape#1.'heads of q'.: expected 4 but got 5"),
+    "heads of k_out": ({"k_out": ones(3, 4, 2, 8)}, "k_out", "shape#1.'heads of k'.: expected 1 but got 4"),
+    "dtype of q": ({"q": ones(3, 4, 2, 8).double()}, "q", "DType mismatch"),
+    "dtype of k": ({"k": ones(3, 1, 2, 8).half()}, "k", "DType mismatch: expected float32 but got float16"),
+    "dtype of q_out": ({"q_out": ones(3, 4, 2, 8).half()}, "q_out", "DType mismatch: expected float32 but got float16"),
+    "dtype of sin": ({"sin": ones(3, 2, 8).long()}, "sin", "DType mismatch: expected one of .*float32"),
+    "gaps in q": ({"q": ones(3, 4, 2, 16)[..., ::2]}, "q", "Size mismatch for stride#3: expected 1 but got 2"),
+    "gaps in cos": ({"cos": ones(3, 2, 16)[..., ::2]}, "cos", "Size mismatch for stride#2: expected 1 but got 2"),
+    "odd": (
+        {"q": ones(3, 4, 2, 7), "k": ones(3, 1, 2, 7), "cos": ones(3, 2, 7), "sin": ones(3, 2, 7)}
+        | {"q_out": ones(3, 4, 2, 7), "k_out": ones(3, 1, 2, 7)},
+        "cos",
+        "expected 2 parts, each of an element for a pair, of at most 3 pairs, but got 7 elements",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_heads_that_do_not_fit_are_refused_with_the_cause(case, device):
+    changed, name, text = APART[case]
+    with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
+        family.apply_rotary_pos_emb(**apart(device, **changed))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["k", "cos", "sin", "q_out", "k_out"])
+def test_heads_on_another_device_are_refused(name):
+    arguments = apart("cuda")
+    with pytest.raises(TensorMatchError, match=rf"(?s)for {name}, Tensor<.*Device mismatch: expected cuda"):
+        family.apply_rotary_pos_emb(**arguments | {name: arguments[name].cpu()})
+
+
+SHARED = {  # the shape, the strides and the first element of tensors in one piece of memory
+    "heads": {"q_out": ((3, 4, 2, 8), (16, 0, 8, 1), 0)},
+    "sequences": {"q_out": ((3, 4, 2, 8), (0, 16, 8, 1), 0)},
+    "sequences, in part": {"k_out": ((3, 1, 2, 8), (15, 16, 8, 1), 0)},
+    "in place": {"q": ((3, 4, 2, 8), (64, 16, 8, 1), 0), "q_out": ((3, 4, 2, 8), (64, 16, 8, 1), 0)},
+    "in place, crossed": {"k": ((3, 1, 2, 8), (8, 16, 24, 1), 0), "k_out": ((3, 1, 2, 8), (16, 16, 8, 1), 0)},
+    "the next sequence": {"q": ((3, 4, 2, 8), (64, 16, 8, 1), 0), "q_out": ((3, 4, 2, 8), (64, 16, 8, 1), 64)},
+    "outputs": {"q_out": ((3, 4, 2, 8), (64, 16, 8, 1), 0), "k_out": ((3, 1, 2, 8), (16, 16, 8, 1), 191)},
+    "k and q_out": {"k": ((3, 1, 2, 8), (0, 0, 8, 1), 32), "q_out": ((3, 4, 2, 8), (64, 16, 8, 1), 0)},
+    "sin and k_out": {"sin": ((1, 2, 8), (0, 8, 1), 40), "k_out": ((3, 1, 2, 8), (16, 16, 8, 1), 0)},
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("of_angles", [1, 3])
+def test_outputs_in_memory_of_others_are_refused(case, of_angles, device):
+    memory = torch.ones(512, device=device)
+    changed = {name: memory.as_strided(*where) for name, where in SHARED[case].items()}
+    arguments = apart(device, cos=ones(of_angles, 2, 8)) | changed
+    with pytest.raises(ValueError, match=r"rows of \w_out share memory with each other or with rows of"):
+        family.apply_rotary_pos_emb(**arguments)
+    assert torch.all(memory == 1)
 
 
 def given(device, **changed):
