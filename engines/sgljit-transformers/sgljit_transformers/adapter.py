@@ -17,6 +17,7 @@ ADAPTER = Adapter(
             "gelu_and_mul": "the activation of an MLP with gelu",
             "gelu_tanh_and_mul": "the activation of an MLP with gelu by tanh",
         },
+        "rope": {"apply_rotary_pos_emb": "the rotation of queries and keys"},
     },
     exact_ops=frozenset({"silu_and_mul"}),
 )

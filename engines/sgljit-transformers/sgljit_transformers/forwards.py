@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from sgljit_engines import Use
 from sgljit_engines.errors import InexactError
 
 from .adapter import ADAPTER
-from .layers import GatedMLP, Norm
+from .layers import Computation, Norm, Rotation
 
 __all__ = ["forward_of"]
 
@@ -35,23 +36,26 @@ _GRADIENTS = (
 )
 
 Op = Callable[..., torch.Tensor | None]
-Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+Forward = Callable[..., Any]
 GiveUp = Callable[[nn.Module | None, str, Exception], None]
 
 
-def forward_of(of: Norm | GatedMLP, layer: Any, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def forward_of(of: Computation, layer: Any, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     """The function that takes the place of a layer's ``forward``.
 
     Args:
         of: what the layer computes.
         layer: one of those that it is for, whose own code ``SGLJIT_SHADOW`` compares with.
         in_graphs: whether the op stays in graphs of torch.compile. Else the layer's own code does, which the compiler
-            fuses with what is around it; an op that stands alone there costs more than it saves.
+            fuses with what is around it; an op that stands alone there costs more than it saves. A rotation is always
+            the layer's own there.
         give_up: called with the layer, the op and the error where an op cannot be built, and without a layer where it
             disagrees with the layers' own code.
         use: where calls are counted, but for those in compiled graphs.
     """
     op = getattr(ops[of.family], of.op)
+    if isinstance(of, Rotation):
+        return _rotating(op, of.name, type(layer).forward, give_up, use)
     if ADAPTER.exact:
         weight = layer.gate_proj.weight
         op = _exact(op, weight.dtype, weight.device.type)
@@ -64,7 +68,7 @@ def forward_of(of: Norm | GatedMLP, layer: Any, in_graphs: bool, give_up: GiveUp
     return _gated_mlp(of.op, op, in_graphs, give_up, use)
 
 
-def prove(of: Norm | GatedMLP, layer: Any, weight: torch.Tensor | None) -> None:
+def prove(of: Computation, layer: Any, weight: torch.Tensor | None) -> None:
     """Prove that an op gives the bits of a layer's own code, in the dtype and on the device of its weight.
 
     Raises:
@@ -100,16 +104,16 @@ def _exact(op: Op, dtype: torch.dtype, device: str) -> Op:
 def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None]) -> Forward:
     """A ``forward`` of which ``SGLJIT_SHADOW`` compares some calls."""
 
-    def seam(_theirs: Forward, self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    def seam(_theirs: Forward, self: Any, hidden_states: torch.Tensor) -> Any:
         return forward(self, hidden_states)
 
     shadow: Any = ADAPTER.shadowed(op, seam, lose=lose)
     is_compiling, numbers, lost = torch.compiler.is_compiling, shadow.numbers, shadow.lost
 
-    def compared(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compared(self: Any, hidden_states: torch.Tensor) -> Any:
         if is_compiling() or ((number := next(numbers)) < shadow.due and not lost):
             return forward(self, hidden_states)
-        return shadow.compared(number, type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
+        return shadow.compared(number, type(self).forward, self, hidden_states)
 
     return compared
 
@@ -126,21 +130,21 @@ def _compared_activation(op: Op, activation: Any, lose: Callable[[str, Exception
     return functools.partial(ADAPTER.shadowed(op.__name__, seam, lose=lose), theirs)
 
 
-def _own(layer: nn.Module, hidden_states: torch.Tensor, use: Use) -> torch.Tensor:
+def _own(layer: nn.Module, use: Use, *args: Any, **kwargs: Any) -> Any:
     """The layer's own code. If gradients alone are the reason, one warning says so: few models in eval() want them."""
     if not torch.compiler.is_compiling():
         use.own_calls += 1
         ADAPTER.own_runs[use.op] += 1
         if not layer.training and torch.is_grad_enabled():
             ADAPTER.say_once(logging.WARNING, "engine_gradients", _GRADIENTS)
-    return type(layer).forward(layer, hidden_states)  # type: ignore[no-any-return]
+    return type(layer).forward(layer, *args, **kwargs)
 
 
 def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
-    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
         weight = self.weight
         dtype = hidden_states.dtype
         if (
@@ -151,22 +155,22 @@ def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> 
             or dtype is not weight.dtype
             or dtype not in _DTYPES
         ):
-            return _own(self, hidden_states, use)
+            return _own(self, use, hidden_states)
         try:
             x = hidden_states
             if not x.is_contiguous():
                 x = x.flatten(0, -2)  # a copy only where tokens are at more than one stride
                 if x.stride(-1) != 1:
-                    return _own(self, hidden_states, use)
+                    return _own(self, use, hidden_states)
             out = empty_like(x)
             op(x, weight, out, getattr(self, eps_name))
         except _NOT_TAKEN:
-            return _own(self, hidden_states, use)
+            return _own(self, use, hidden_states)
         except (SgljitError, OSError) as error:
             give_up(self, op.__name__, error)
-            return _own(self, hidden_states, use)
+            return _own(self, use, hidden_states)
         except _NO_RULE:
-            return _own(self, hidden_states, use)
+            return _own(self, use, hidden_states)
         if not in_graphs or not is_compiling():
             use.calls += 1
         return out if x is hidden_states else out.view(hidden_states.shape)
@@ -178,9 +182,9 @@ def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) ->
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
-    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, hidden_states: torch.Tensor) -> Any:
         if is_grad_enabled() or self.training or (not in_graphs and is_compiling()):
-            return _own(self, hidden_states, use)
+            return _own(self, use, hidden_states)
         gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
         if (
             type(gate) is plain
@@ -201,10 +205,56 @@ def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) ->
             else:
                 if not in_graphs or not is_compiling():
                     use.calls += 1
-                return self.down_proj(activated)  # type: ignore[no-any-return]
+                return self.down_proj(activated)
         if not is_compiling():
             use.own_calls += 1
             ADAPTER.own_runs[use.op] += 1
-        return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
+        return self.down_proj(self.act_fn(gate) * up)
+
+    return forward
+
+
+def _rotating(op: Op, name: str, own: Any, give_up: GiveUp, use: Use) -> Forward:
+    """A layer's ``forward`` that finds the op where it names its module's function. The module stays as it is."""
+    is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
+    is_compiling = torch.compiler.is_compiling
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        use.own_calls += 1
+        ADAPTER.own_runs[use.op] += 1
+        return own.__globals__[name](*args, **kwargs)
+
+    def seam(theirs: Forward, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        if not (type(q) is type(k) is type(cos) is type(sin) is plain and q.dtype in _DTYPES):
+            return theirs(q, k, cos, sin)
+        try:
+            rotated = empty_like(q), empty_like(k)
+            op(q, k, cos, sin, *rotated)
+        except _NOT_TAKEN:
+            return theirs(q, k, cos, sin)
+        except (SgljitError, OSError) as error:
+            give_up(None, op.__name__, error)
+            return theirs(q, k, cos, sin)
+        except _NO_RULE:
+            return theirs(q, k, cos, sin)
+        use.calls += 1
+        return rotated
+
+    ours = ADAPTER.shadowed(op.__name__, seam, lose=functools.partial(give_up, None))
+
+    def rotate(q: Any, k: Any, cos: Any, sin: Any, *others: Any, **options: Any) -> Any:
+        if others or options:  # where the heads are, or what a function of this model has beside
+            return theirs(q, k, cos, sin, *others, **options)
+        return ours(theirs, q, k, cos, sin)
+
+    code = FunctionType(
+        own.__code__, {**own.__globals__, name: rotate}, own.__name__, own.__defaults__, own.__closure__
+    )
+    code.__kwdefaults__ = own.__kwdefaults__
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_grad_enabled() or self.training or is_compiling():
+            return _own(self, use, *args, **kwargs)
+        return code(self, *args, **kwargs)
 
     return forward

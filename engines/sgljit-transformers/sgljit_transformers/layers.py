@@ -1,7 +1,8 @@
 """Which op computes what a layer computes?
 
 The layer's own code answers: it runs once on a few numbers, with a weight by which the ops differ, or with stand-ins
-for its projections. Its results are compared with each op's formula in float64. A table of class names would miss the
+for its projections. Of attention the function that rotates queries and keys runs. The results are compared with each
+op's formula in float64. A table of class names would miss the
 model of tomorrow, and would trust a name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A
 layer that computes something else stays as it is.
 """
@@ -12,11 +13,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["GatedMLP", "Norm", "match"]
+__all__ = ["GatedMLP", "Norm", "Rotation", "match"]
 
 _EPS_NAMES = ("variance_epsilon", "eps")
 _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -57,13 +60,29 @@ class GatedMLP:
         return "activation"
 
 
-def match(layer: nn.Module) -> Norm | GatedMLP | None:
+@dataclass(frozen=True)
+class Rotation:
+    """A layer that rotates queries and keys by a function of its module, which its ``forward`` calls.
+
+    Attributes:
+        name: the function's global name there. It takes (q, k, cos, sin) and returns both rotated.
+    """
+
+    name: str
+    op = "apply_rotary_pos_emb"
+    family = "rope"
+
+
+Computation = Norm | GatedMLP | Rotation
+
+
+def match(layer: nn.Module) -> Computation | None:
     """The computation of a layer, if there is an op for it; else None.
 
     Args:
         layer: any module, on any device, also meta. Neither it nor the global random state changes.
     """
-    return _norm(layer) or _gated_mlp(layer)
+    return _norm(layer) or _gated_mlp(layer) or _rotation(layer)
 
 
 def _norm(layer: nn.Module) -> Norm | None:
@@ -149,6 +168,57 @@ def _gated_mlp(layer: nn.Module) -> GatedMLP | None:
             if ((actual.double() - _ACTIVATIONS[op](gate.double()) * up.double()).abs() <= tolerance).all()
         }
     return GatedMLP(candidates.pop()) if len(candidates) == 1 else None
+
+
+_ROTATED = ("q", "k", "cos", "sin")
+
+
+def _rotation(layer: nn.Module) -> Rotation | None:
+    """Only a ``forward`` that names one function of (q, k, cos, sin) is looked at more closely."""
+    forward = type(layer).forward
+    if not isinstance(forward, FunctionType):
+        return None
+    named = {name: forward.__globals__.get(name) for name in forward.__code__.co_names}
+    functions = {name: one for name, one in named.items() if callable(one) and _begins_with(one, _ROTATED)}
+    if len(functions) != 1:  # of two, only the config knows which runs
+        return None
+    ((name, function),) = functions.items()
+    return Rotation(name) if _rotates(function) else None
+
+
+def _begins_with(function: Callable[..., object], names: tuple[str, ...]) -> bool:
+    """Whether these are the first parameters of a function, or of one that the package ``kernels`` made a layer of."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        parameters = [name for name in inspect.signature(called).parameters if name != "self"]
+    except (TypeError, ValueError):  # what is not written in Python may have none
+        return False
+    return tuple(parameters[: len(names)]) == names
+
+
+def _rotates(function: Callable[..., Any]) -> bool:
+    """Whether a function computes what the op does, of heads of [batch, heads, tokens, size]."""
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator().manual_seed(0)
+        # Both halves of cosines and sines differ, and the tokens of a batch have angles of their own.
+        q, k = (torch.randn(2, heads, 3, 8, generator=generator).to(dtype) for heads in (4, 2))
+        cos, sin = (torch.randn(2, 3, 8, generator=generator).to(dtype) for _ in range(2))
+        try:
+            with torch.no_grad():
+                results = tuple(function(q, k, cos, sin))
+            pairs = list(zip(results, (q, k), strict=True))
+        except Exception:  # noqa: BLE001 - a stranger's function: whatever it cannot do, it is not replaced
+            return False
+        for result, x in pairs:
+            wide, half = x.double(), x.shape[-1] // 2
+            turned = torch.cat((-wide[..., half:], wide[..., :half]), -1)
+            wanted = wide * cos.double()[:, None] + turned * sin.double()[:, None]
+            tolerance = 4 * torch.finfo(dtype).eps * float(wanted.abs().max())
+            if result.dtype != dtype or result.shape != x.shape or result is x:
+                return False
+            if not ((result.double() - wanted).abs() <= tolerance).all():
+                return False
+    return True
 
 
 def _takes_one(forward: Callable[..., object]) -> bool:

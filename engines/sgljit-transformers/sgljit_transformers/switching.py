@@ -32,7 +32,7 @@ from sgljit_engines import Use
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
 from .forwards import Forward, forward_of, prove
-from .layers import GatedMLP, Norm, match
+from .layers import Computation, GatedMLP, Norm, Rotation, match
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -204,23 +204,33 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
     return done
 
 
-def _weight(layer: nn.Module, of: Norm | GatedMLP) -> torch.Tensor | None:
+def _weight(layer: nn.Module, of: Computation) -> torch.Tensor | None:
     """The weight that says where a layer is, and which kernel it needs; None where a projection has no plain one."""
-    weight: Any = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
+    if isinstance(of, Rotation):
+        weight: Any = next(layer.parameters(), None)
+    else:
+        weight = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
     weight = weight.detach() if isinstance(weight, nn.Parameter) else None
     return weight if type(weight) is torch.Tensor else None
 
 
-def _kind(layer: nn.Module, of: Norm | GatedMLP) -> tuple[object, ...]:
+def _kind(layer: nn.Module, of: Computation) -> tuple[object, ...]:
     """The op, class, size, dtype and device of a layer: one kernel serves all layers with these."""
     weight = _weight(layer, of)
-    rest: tuple[object, ...] = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    size = _rotated(layer) if isinstance(of, Rotation) else None if weight is None else weight.shape[0]
+    rest: tuple[object, ...] = () if weight is None else (size, weight.dtype, weight.device)
     if ADAPTER.exact and isinstance(of, GatedMLP):
         rest += (type(layer.act_fn).__name__,)  # whose bits the op gives
     return (of.op, type(layer).__name__, *rest)
 
 
-def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
+def _rotated(layer: nn.Module) -> int | None:
+    """The rotated elements of a head, by the names that models have for them."""
+    sizes = (getattr(layer, name, None) for name in ("qk_rope_head_dim", "head_dim"))
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def _try(layer: nn.Module, of: Computation) -> None:
     """Call the op for a layer's size, dtype and device: what must be built for these is built now.
 
     Raises:
@@ -233,6 +243,11 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
     if weight is None or not _is_tried(weight):
         return
     op, size = getattr(families[of.family], of.op), weight.shape[0]
+    if isinstance(of, Rotation):
+        if (rotated := _rotated(layer)) and weight.dtype.is_floating_point:
+            heads, angles = weight.new_ones(1, 2, 1, rotated), weight.new_ones(1, 1, rotated)
+            op(heads, heads, angles, angles, torch.empty_like(heads), torch.empty_like(heads))
+        return
     if isinstance(of, Norm):
         op(weight.new_ones(1, size), weight, None, 1e-6)
         return

@@ -49,7 +49,7 @@ Qwen3 in {dtype} with random weights, written as layers x hidden size. Milliseco
 the clock. Prefill is one forward of {batch} prompts of {prompt} tokens; decode is a token of one user after {prompt}
 tokens, the mean of {tokens} tokens in a row. In brackets: eager's time divided by this one's.
 "eager" is the model alone, and "torch.compile" is `torch.compile(model)` with a static cache in decode.
-"hidden norms", "q and k norms" and "activations" are eager with the layers of this kind alone on sgljit's op.
+"hidden norms", "q and k norms", "rotations" and "activations" are eager with this kind of layer alone on sgljit's op.
 The columns before torch.compile's are measured by turns, in {rounds} rounds, as another program may disturb the host.
 """
 
@@ -66,10 +66,12 @@ def make(size: dict[str, int], device: str, dtype: torch.dtype) -> Any:
 @contextmanager
 def on_sgljit(model: Any, kinds: str) -> Iterator[None]:
     """The layers of some kinds on sgljit's ops; the model's own again afterwards."""
+    attentions = [layer.self_attn for layer in model.model.layers]
     parts = {
         "": [],
         "all": [model],
-        "q and k norms": [layer.self_attn for layer in model.model.layers],
+        "q and k norms": attentions,
+        "rotations": attentions,
         "activations": [layer.mlp for layer in model.model.layers],
         "hidden norms": [
             model.model.norm,
@@ -79,7 +81,8 @@ def on_sgljit(model: Any, kinds: str) -> Iterator[None]:
     }[kinds]
     with ExitStack() as stack:
         for part in parts:
-            stack.enter_context(sgljit_transformers.enabled(part))
+            ops = {"q and k norms": "norm", "rotations": "rope"}.get(kinds, "on")
+            stack.enter_context(sgljit_transformers.enabled(part, ops=ops))
         yield
 
 
@@ -142,11 +145,12 @@ def chosen(options: argparse.Namespace) -> dict[str, dict[str, int]]:
 def models(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """The rows of whole models, after each step: torch.compile takes minutes, and may be cut short."""
     rows: list[dict[str, Any]] = []
+    compiled = [] if options.compiled == [] else list(COMPILED)  # the columns
     for name, size in chosen(options).items():
         model = make(size, options.device, options.dtype)
         several: dict[tuple[str, str], list[float]] = {}
         for _ in range(options.rounds):
-            for label in ("eager", "sgljit", "hidden norms", "q and k norms", "activations"):
+            for label in ("eager", "sgljit", "hidden norms", "q and k norms", "rotations", "activations"):
                 kinds = {"eager": "", "sgljit": "all"}.get(label, label)
                 with on_sgljit(model, kinds):
                     several.setdefault(("prefill", label), []).append(prefill(model, options, model))
@@ -154,24 +158,24 @@ def models(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         times: dict[str, dict[str, float]] = {"prefill": {}, "decode": {}}
         for (phase, label), each in several.items():
             times[phase][label] = statistics.median(each)
-        yield [*rows, *_rows(name, times)]
+        yield [*rows, *_rows(name, times, compiled)]
         for label, kinds in COMPILED.items():
             if options.compiled is not None and name not in options.compiled:
                 continue
             torch.compiler.reset()
             with on_sgljit(model, kinds):
-                compiled = torch.compile(model)
-                times["prefill"][label] = prefill(compiled, options, model)
-                times["decode"][label] = decode(compiled, options, model, static=True)
-            yield [*rows, *_rows(name, times)]
-        rows += _rows(name, times)
+                call = torch.compile(model)
+                times["prefill"][label] = prefill(call, options, model)
+                times["decode"][label] = decode(call, options, model, static=True)
+            yield [*rows, *_rows(name, times, compiled)]
+        rows += _rows(name, times, compiled)
         del model
 
 
-def _rows(name: str, times: dict[str, dict[str, float]]) -> Iterator[dict[str, Any]]:
+def _rows(name: str, times: dict[str, dict[str, float]], compiled: list[str]) -> Iterator[dict[str, Any]]:
     for phase, columns in times.items():
         eager = columns["eager"]
-        labels = (*columns, *(label for label in COMPILED if label not in columns))
+        labels = (*columns, *(label for label in compiled if label not in columns))
         cells = {label: _cell(eager, columns.get(label)) for label in labels}
         yield {"model": name, "phase": phase, **cells, "eager": f"{eager:.2f}"}
 
@@ -223,7 +227,7 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try the script")
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), help="the sizes to measure; by default all")
-    parser.add_argument("--compiled", nargs="*", help="the sizes that torch.compile is measured for; by default all")
+    parser.add_argument("--compiled", nargs="*", help="the sizes that torch.compile is measured for; all, or none")
     parser.add_argument("--batch", type=int, default=4, help="prompts of a prefill")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a decode")

@@ -39,7 +39,7 @@ def test_a_tiny_model(device: str, tmp_path: Path):
     for phase in ("prefill", "decode"):
         row = re.search(rf"^\| 2 x 64 \| {phase} \|(.+)\|$", text, re.MULTILINE)
         assert row, text
-        assert len(re.findall(r"\d+\.\d\d \(\d+\.\d\d x\)", row[1])) == 6
+        assert len(re.findall(r"\d+\.\d\d \(\d+\.\d\d x\)", row[1])) == 7
     assert (
         len(re.findall(r"^\| 2 x 64 \| (?:norm of (?:hidden|q)|MLP), (?:decode|prefill) \|", text, re.MULTILINE)) == 6
     )

@@ -190,6 +190,49 @@ def test_looking_at_an_mlp_runs_no_hook_and_no_projection():
     assert not called
 
 
+def rotate_half(x):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def rotated(q, k, cos, sin, unsqueeze_dim=1):
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def rotated_back(q, k, cos, sin):
+    return rotated(q, k, cos, -sin)
+
+
+def of_the_first_half(q, k, cos, sin):
+    half = cos.shape[-1] // 2
+    return rotated(q, k, torch.cat((cos[..., :half],) * 2, -1), torch.cat((sin[..., :half],) * 2, -1))
+
+
+def queries_alone(q, k, cos, sin):
+    return rotated(q, k, cos, sin)[0], k
+
+
+def wide(q, k, cos, sin):
+    return rotated(q.float(), k.float(), cos, sin)
+
+
+@pytest.mark.parametrize(
+    ("forward", "op"),
+    [
+        (lambda self, *heads: rotated(*heads), "apply_rotary_pos_emb"),
+        (lambda self, *heads: rotated_back(*heads), None),
+        (lambda self, *heads: of_the_first_half(*heads), None),
+        (lambda self, *heads: queries_alone(*heads), None),
+        (lambda self, *heads: wide(*heads), None),
+        (lambda self, q, *others: rotate_half(q), None),
+        (lambda self, *heads: (rotated if self.training else rotated_back)(*heads), None),  # who knows which of the two
+    ],
+)
+def test_the_function_that_a_forward_names_decides(forward, op):
+    assert op_of(type("Attention", (nn.Module,), {"forward": forward})()) == op
+
+
 def test_looking_at_a_layer_changes_nothing():
     layer, called = Norm(), []
     layer.register_forward_hook(lambda *_: called.append(1))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import sgljit_transformers
+from sgljit_core import ops
 
-from .tiny import MODELS, generate, mlps, model, norms, prompt
+from .tiny import MODELS, generate, mlps, model, norms, prompt, rotations
 
 
 @pytest.fixture(params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -27,7 +28,7 @@ def test_logits_and_tokens_are_those_of_eager(name, device):
         expected, tokens = net(ids).logits, generate(net, ids)
         done = sgljit_transformers.enable(net)
         actual, generated = net(ids).logits, generate(net, ids)
-    assert done == {**dict.fromkeys(norms(net), op), **mlps(name)}
+    assert done == {**dict.fromkeys(norms(net), op), **mlps(name), **rotations(name)}
     assert len(norms(net)) == number
     assert expected.std() > 0.1
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -35,7 +36,7 @@ def test_logits_and_tokens_are_those_of_eager(name, device):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_nothing_is_left_of_the_models_own_norms_and_activations(name):
+def test_nothing_is_left_of_the_models_own_norms_activations_and_rotations(name):
     net, ids = model(name), prompt()
     with torch.no_grad():
         before = calls(net, ids)
@@ -44,6 +45,7 @@ def test_nothing_is_left_of_the_models_own_norms_and_activations(name):
     assert before["aten::rsqrt"] - after["aten::rsqrt"] == len(norms(net))
     activation = "aten::gelu" if name == "gemma3" else "aten::silu"
     assert before[activation] - after[activation] == len(mlps(name))
+    assert before["aten::neg"] - after["aten::neg"] == 2 * len(rotations(name))
 
 
 def calls(net: torch.nn.Module, ids: torch.Tensor) -> Counter[str]:
@@ -85,6 +87,21 @@ def test_in_half_precision_an_mlp_is_at_least_as_exact(name, dtype, device):
     assert (ours.double() - exact).square().mean() < (own - exact).square().mean()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_a_rotation_is_more_exact(dtype, device):
+    """It rounds once, where a model rounds both products and their sum."""
+    layer = model("qwen3", dtype, device).model.layers[0].self_attn
+    theirs = type(layer).forward.__globals__["apply_rotary_pos_emb"]
+    q, k = (torch.randn(2, 40, heads, 16).to(device, dtype).transpose(1, 2) for heads in (4, 2))
+    cos, sin = (torch.rand(2, 40, 16).to(device, dtype) for _ in "cs")
+    ours = [torch.full_like(one, torch.nan) for one in (q, k)]
+    with torch.no_grad():
+        exact, own = theirs(*(one.double() for one in (q, k, cos, sin))), theirs(q, k, cos, sin)
+        ops["rope"].apply_rotary_pos_emb(q, k, cos, sin, *ours)
+    for got, other, wanted in zip(ours, own, exact, strict=True):
+        assert (got.double() - wanted).square().mean() < (other.double() - wanted).square().mean()
+
+
 @pytest.mark.parametrize(
     ("name", "in_graphs"),
     [
@@ -109,7 +126,7 @@ def test_a_compiled_model_is_one_graph_with_ops_where_they_are_wanted(name, in_g
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     (graph,) = graphs
     ours = [node for node in graph.graph.nodes if "sgljit" in str(node.target)]
-    assert len(ours) == (len(layers) if in_graphs else 0)
+    assert len(ours) == (len(layers) - len(rotations(name)) if in_graphs else 0)
 
 
 @pytest.mark.slow

@@ -83,7 +83,11 @@ def plant(monkeypatch, family: str, name: str, fault: Callable[[torch.Tensor, to
         own(x, weight, out, eps)
         fault(out, wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
 
-    op = {"activation": activation, "norm": norm}[family]
+    def rope(q, k, cos, sin, q_out, k_out):
+        own(q, k, cos, sin, q_out, k_out)
+        fault(q_out, q_out.float())
+
+    op = {"activation": activation, "norm": norm, "rope": rope}[family]
 
     op.__name__ = name
     monkeypatch.setattr(ops[family], name, op)
@@ -105,6 +109,7 @@ def one_wrong(out: torch.Tensor, wide: torch.Tensor) -> None:
         ("activation", "silu_and_mul", one_wrong, r"differs at \[0, \d, 95\]"),
         ("norm", "rmsnorm", cut_off, r"is rounded to one side"),
         ("norm", "rmsnorm", one_wrong, r"differs at \[0, \d, 63\]"),
+        ("rope", "apply_rotary_pos_emb", one_wrong, r"differs at \[0, 0, \d, 15\]"),
     ],
 )
 def test_a_fault_is_found_once_and_takes_the_op_out_of_use(family, name, fault, text, monkeypatch, caplog):

@@ -89,6 +89,54 @@ def test_other_models_and_other_layers_are_not_touched():
     assert {name for name, module in net.named_modules() if "forward" in vars(module)} == set(changed)
 
 
+def heads(size=16, tokens=5, dtype=torch.float32, unsqueeze=1):
+    """Queries, keys, cosines and sines, as an attention has them."""
+    q, k = (torch.randn(2, tokens, heads, size).to(dtype) for heads in (4, 2))
+    cos, sin = (torch.randn(2, tokens, size).to(dtype) for _ in "cs")
+    return (*((q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze == 1 else (q, k)), cos, sin)
+
+
+def in_forward(layer, name="apply_rotary_pos_emb"):
+    """The function that an enabled layer's ``forward`` finds under a name."""
+    code = next(
+        cell.cell_contents
+        for cell in layer.forward.__func__.__closure__
+        if callable(cell.cell_contents) and getattr(cell.cell_contents, "__name__", "") == "forward"
+    )
+    return code.__globals__[name]
+
+
+def test_a_rotation_is_replaced_in_the_enabled_model_alone():
+    module = importlib.import_module("transformers.models.qwen3.modeling_qwen3")
+    net, own = model("qwen3"), module.apply_rotary_pos_emb
+    sgljit_transformers.enable(net)
+    assert module.apply_rotary_pos_emb is own
+    rotate = in_forward(net.model.layers[0].self_attn)
+    assert rotate is not own
+    (use,) = (use for use in report() if use.op == "apply_rotary_pos_emb" and use.layers)
+    with torch.no_grad():
+        for arguments, options, runs in (
+            (heads(), {}, True),
+            (heads(dtype=torch.bfloat16), {}, True),
+            (heads(unsqueeze=2), {"unsqueeze_dim": 2}, False),
+            ((*heads(dtype=torch.bfloat16)[:2], *heads()[2:]), {}, True),  # angles in float32
+            ((*heads(dtype=torch.bfloat16)[:1], *heads()[1:]), {}, False),  # keys in another dtype
+            (heads(dtype=torch.float64), {}, False),
+        ):
+            before = counted(use)
+            (q, k), wanted = rotate(*arguments, **options), own(*arguments, **options)
+            torch.testing.assert_close(q.float(), wanted[0].float(), rtol=2e-2, atol=3e-2)
+            torch.testing.assert_close(k.float(), wanted[1].float(), rtol=2e-2, atol=3e-2)
+            after = counted(use)
+            assert (after[0] - before[0], after[1] - before[1]) == ((1, 0) if runs else (0, 1))
+
+
+def counted(use):
+    """The calls of a use's op, and those of the model's own code."""
+    now = next(one for one in report() if (one.op, one.kind) == (use.op, use.kind))
+    return now.calls, now.own_calls
+
+
 def ours(net):
     """The layers that run on an op, by name."""
     return {name for name, layer in net.named_modules() if layer.forward.__module__ == "sgljit_transformers.forwards"}
@@ -196,7 +244,8 @@ def test_the_context_manager_disables_also_after_an_error():
 def test_the_log_says_which_layers_run_on_what(said):
     sgljit_transformers.enable(model("qwen3"))
     assert "with transformers 5." in said()
-    assert "Qwen3ForCausalLM on cpu: 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul" in said()
+    text = "2 Qwen3Attention on apply_rotary_pos_emb, 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul"
+    assert f"Qwen3ForCausalLM on cpu: {text}" in said()
     assert "gemma" not in said()
     assert "gelu" not in said()
 
@@ -249,11 +298,14 @@ def test_the_op_that_is_not_chosen_is_the_models_own_code_bit_for_bit(said):
         with sgljit_transformers.enabled(net, ops="norm,-activation.silu_and_mul"):
             assert len(ours(net)) == 9
             assert not any("forward" in vars(mlp) for mlp in mlps)
-        assert set(sgljit_transformers.enable(net, ops="-norm").values()) == {"silu_and_mul"}
+        assert set(sgljit_transformers.enable(net, ops="-norm,-rope").values()) == {"silu_and_mul"}
         sgljit_transformers.disable(net)
+        with sgljit_transformers.enabled(net, ops="-rope"):
+            assert not any("forward" in vars(layer.self_attn) for layer in net.model.layers)
         with sgljit_transformers.enabled(net, ops="off"):
             assert torch.equal(net(ids).logits, own)
-    assert "2 Qwen3MLP on silu_and_mul, 9 Qwen3RMSNorm on their own code" in said()
+    on_own = "2 Qwen3Attention on their own code, 9 Qwen3RMSNorm on their own code"
+    assert f"2 Qwen3MLP on silu_and_mul, {on_own}" in said()
     assert said().count("does nothing: SGLJIT_ENGINES=on and ops='off'") == 1
 
 
@@ -287,7 +339,8 @@ def test_a_report_has_each_kind_of_layer_and_counts_its_calls(uses):
         net(ids)
         net(ids)
     net(ids)
-    of_head, of_mlp, of_hidden, of_last = uses().values()
+    of_attention, of_head, of_mlp, of_hidden, of_last = uses().values()
+    assert (of_attention.kind, of_attention.why) == ("Qwen3Attention 16 float32 cpu", "switched off")
     assert (of_head.kind, of_head.op, of_head.why, of_head.layers) == ("Qwen3RMSNorm 16 float32 cpu", "rmsnorm", "", 4)
     assert (of_head.calls, of_head.own_calls) == (8, 4)
     assert (of_hidden.kind, of_hidden.layers, of_hidden.calls) == ("Qwen3RMSNorm 64 float32 cpu", 4, 8)
@@ -425,7 +478,7 @@ def test_a_layer_of_another_adapter_is_left_to_it(monkeypatch, said):
         return hidden_states
 
     net.model.norm.forward = foreign
-    assert len(sgljit_transformers.enable(net)) == 6
+    assert len(sgljit_transformers.enable(net)) == 8
     assert net.model.norm.forward is foreign
     assert "1 layers keep the forward that something else has given them, such as model.norm" in said()
     assert "foreign" in said()
@@ -729,11 +782,12 @@ def test_a_broken_compiler_is_one_warning_and_no_line_claims_more(tmp_path):
     logged = 'import logging; logging.basicConfig(level="INFO", format="%(levelname)s %(name)s %(message)s")'
     done = run(logged + textwrap.dedent(_FAILING), tmp_path, SGLJIT_CXX=str(broken))
     assert done.returncode == 0, done.stderr
-    assert re.findall("^WARNING sgljit .*failed, and RMSNorm", done.stderr, re.MULTILINE)
+    assert re.findall("^WARNING sgljit .*failed, and the rotation of", done.stderr, re.MULTILINE)
     assert len(re.findall("^WARNING sgljit", done.stderr, re.MULTILINE)) == 1
     assert " runs on rmsnorm" not in done.stderr
     assert " on silu_and_mul" not in done.stderr
-    assert "on cpu: no layer is replaced, 9 Qwen3RMSNorm on their own code, 2 Qwen3MLP on their own" in done.stderr
+    layers = ("2 Qwen3Attention", "9 Qwen3RMSNorm", "2 Qwen3MLP")
+    assert f"on cpu: no layer is replaced, {' on their own code, '.join(layers)} on their own code" in done.stderr
 
 
 @pytest.mark.slow  # a process that imports transformers
@@ -746,7 +800,7 @@ def test_a_family_of_which_nothing_is_used_is_not_imported(left_out, op, tmp_pat
         generate(net, prompt())
         print("sgljit_{left_out}" in sys.modules)
     """
-    done = run(code, tmp_path, SGLJIT_ENGINES=f"-{left_out}")
+    done = run(code, tmp_path, SGLJIT_ENGINES=f"-{left_out},-rope")
     assert done.stdout == f"{{'{op}'}} False\nFalse\n", done.stderr
 
 
@@ -803,18 +857,18 @@ _MOVED = """
 
 
 @pytest.mark.slow  # a process that imports transformers
-@pytest.mark.parametrize(("jit", "left"), [("on", 11), ("error", 0)])
+@pytest.mark.parametrize(("jit", "left"), [("on", 13), ("error", 0)])
 def test_a_model_that_moves_runs_on_the_op_if_that_can_be_built_there(tmp_path, jit, left):
     done = run(_MOVED, tmp_path, SGLJIT_JIT=jit)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"11 replaced\n{left} left\n"
+    assert done.stdout == f"13 replaced\n{left} left\n"
     assert done.stderr.count("rmsnorm failed, and RMSNorm runs") == (jit == "error")
 
 
 @pytest.mark.slow  # a process that imports transformers
 def test_without_the_names_of_the_hub_all_is_the_same(tmp_path):
     done = run("print(len(sgljit_transformers.enable(model('qwen3'))))", tmp_path, USE_HUB_KERNELS="0")
-    assert done.stdout == "11\n", done.stderr
+    assert done.stdout == "13\n", done.stderr
 
 
 def test_nothing_but_the_adapter_and_the_core_logs_and_no_logger_changes(caplog):

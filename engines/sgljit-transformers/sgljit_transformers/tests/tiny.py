@@ -90,6 +90,12 @@ def mlps(name: str) -> dict[str, str]:
     return dict.fromkeys(("model.layers.0.mlp", second), "gelu_tanh_and_mul" if name == "gemma3" else "silu_and_mul")
 
 
+def rotations(name: str) -> dict[str, str]:
+    """The op of each attention: that of gpt-oss has half as many angles, and DeepSeek's has two kinds of rotation."""
+    names = () if name in ("gpt_oss", "deepseek_v3") else ("model.layers.0.self_attn", "model.layers.1.self_attn")
+    return dict.fromkeys(names, "apply_rotary_pos_emb")
+
+
 def norms(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: layer for name, layer in module.named_modules() if type(layer).__name__.endswith("RMSNorm")}
 
