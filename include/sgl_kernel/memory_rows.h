@@ -38,13 +38,15 @@ struct MemoryRows {
   std::int64_t width;
   RowDimension outer;
   RowDimension inner;
-  std::intptr_t first;  ///< where row (0, 0) begins; not at `begin` if a stride was negative
+  std::intptr_t first;      ///< where row (0, 0) begins; not at `begin` if a stride was negative
+  bool is_swapped = false;  ///< whether the dimensions came in the other order, the shorter stride first
 
   /// \brief Dimensions in any order, of any stride.
   MemoryRows(const void* data, std::int64_t row_width, RowDimension a = {}, RowDimension b = {})
       : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), first(begin) {
     begin += s_forward(a) + s_forward(b);
     const bool is_ordered = a.stride >= b.stride;
+    is_swapped = !is_ordered && a.count > 1;
     outer = is_ordered ? a : b;
     inner = is_ordered ? b : a;
   }
@@ -52,7 +54,7 @@ struct MemoryRows {
   bool is_empty() const {
     return width == 0 || outer.count == 0 || inner.count == 0;
   }
-  /// \brief Whether each row is the same row of the other, for rows along one dimension.
+  /// \brief Whether each row is the same row of the other.
   bool operator==(const MemoryRows&) const = default;
 
  private:

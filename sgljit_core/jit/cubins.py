@@ -81,7 +81,7 @@ class KernelRequest(Request[Cubin]):
         return Product(payload, command, {}, nvrtc.resources(log, symbol))
 
     def precompile(self) -> None:
-        """Load NVRTC and precompile what the device file includes: a kernel of it then compiles in half the time."""
+        """Load NVRTC and precompile what the device file includes, which spares each of its kernels some time."""
         with contextlib.suppress(nvrtc.RejectedSourceError):
             self._compile(nvrtc.find_nvrtc(self.build.family), ())
 

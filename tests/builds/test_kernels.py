@@ -671,7 +671,8 @@ def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatc
 
 def test_a_source_that_does_not_compile_leaves_the_precompiled_headers(family):
     directory = nvrtc.precompiled_directory()
-    build(family, "scaling::scale", 206, False, torch.float16)
+    for number in (205, 206):
+        build(family, "scaling::scale", number, False, torch.float16)
     before = {file: file.stat().st_mtime_ns for file in directory.glob("*.pch")}
     assert before
     with pytest.raises(errors.CompileError, match="nothing"):
@@ -692,7 +693,8 @@ def test_a_kernel_whose_struct_does_not_name_its_fields_is_told_to(tmp_path, mon
 
 @pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])
 def test_a_damaged_file_of_precompiled_headers_is_made_anew(family, left):
-    build(family, "scaling::scale", 211, False, torch.float16)
+    for number in (210, 211):
+        build(family, "scaling::scale", number, False, torch.float16)
     directory = nvrtc.precompiled_directory()
     files = list(directory.glob("*.pch"))
     assert files
@@ -703,12 +705,22 @@ def test_a_damaged_file_of_precompiled_headers_is_made_anew(family, left):
     assert any(file.stat().st_size != size for file, size in sizes.items())
 
 
-def test_precompiled_headers_are_those_of_the_same_beginning_and_options(family):
-    directory = nvrtc.precompiled_directory()
-    shutil.rmtree(directory)
-    for number in (221, 222):
+def test_the_second_kernel_of_a_beginning_precompiles_its_headers_and_others_use_them(family, monkeypatch):
+    """The first goes without: it is sooner there, and may be the only one."""
+    monkeypatch.setattr(nvrtc, "_asked", set())
+    shutil.rmtree(nvrtc.precompiled_directory())
+    ways: list[str] = []
+    real = nvrtc._compile
+
+    def compiled(library, source, expressions, options):
+        ways.append(next((option.partition("=")[0] for option in options if "-pch=" in option), ""))
+        return real(library, source, expressions, options)
+
+    monkeypatch.setattr(nvrtc, "_compile", compiled)
+    for number in (221, 222, 223):
         build(family, "scaling::scale", number, False, torch.float16)
-        assert len(list(directory.glob("*.pch"))) == 1
+    assert ways == ["", "-create-pch", "-use-pch"]
+    assert len(list(nvrtc.precompiled_directory().glob("*.pch"))) == 1
 
 
 @pytest.mark.parametrize("file", ["number.cuh", "number.cu", "below/number.cuh"])
@@ -716,12 +728,14 @@ def test_an_edited_header_is_seen_by_device_files_of_any_name(family, file):
     """NVRTC itself does not look whether a header has changed since it was precompiled."""
     source = family.csrc / file
     source.parent.mkdir(exist_ok=True)
-    source.write_text('#include "value.h"\n__global__ void number(int* x) { *x = VALUE; }\n')
+    functions = (f"__global__ void number{i}(int* x) {{ *x = VALUE + {i}; }}\n" for i in range(3))
+    source.write_text(f'#include "value.h"\n{"".join(functions)}')
     for value in (123456789, 987654321):
         (source.parent / "value.h").write_text(f"#define VALUE {value}\n")
-        with override_cuda_arch(9, 0):
-            cubin = cubin_of(family, file, "number")
-        assert value.to_bytes(4, "little") in cubin.image
+        for i in range(3):  # the last uses headers that were precompiled
+            with override_cuda_arch(9, 0):
+                cubin = cubin_of(family, file, f"number{i}")
+            assert (value + i).to_bytes(4, "little") in cubin.image
 
 
 def test_files_that_are_no_device_files_are_in_nobodys_way(family, tmp_path, monkeypatch):

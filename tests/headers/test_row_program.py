@@ -457,6 +457,19 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         programs.store(headless, headless, cache, cache.clone(), slots)
 
 
+def test_rows_in_place_are_each_the_same_row(programs):
+    """The rows of a square and of its transpose lie at the same places, in another order."""
+    x, shift = torch.randn(4, 4, 8), torch.zeros(8)
+    before = x.clone()
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of x"):
+        programs.affine_heads(x, shift, x.transpose(0, 1), 2.0)
+    assert torch.equal(x, before)
+    for one in (x, x.transpose(0, 1), x[:1], x[:, :1], x[:1].transpose(0, 1)):
+        wanted = one * 2
+        programs.affine_heads(one, shift, one, 2.0)
+        assert torch.equal(one, wanted)
+
+
 def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
     table, out = torch.ones(4, 8), torch.empty(2, 8)
     for wrong in (4, -1):

@@ -128,6 +128,11 @@ void affine(TensorView x, TensorView shift, TensorView out, float scale) {
       F::out = rows("out", out));
 }
 
+void affine_heads(TensorView x, TensorView shift, TensorView out, float scale) {
+  using F = Affine;
+  affine_program({scale}, F::x = heads("x", x), F::shift = shared_row("shift", shift), F::out = heads("out", out));
+}
+
 RowProgram<Forgetful> forgetful_program{"row_programs.h"};
 
 void forgetful(TensorView x, TensorView out) {
@@ -207,6 +212,7 @@ SGL_EXPORT(largest, (largest))
 SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rounded_prologue, (rounded_prologue))
 SGL_EXPORT(affine, (affine))
+SGL_EXPORT(affine_heads, (affine_heads))
 SGL_EXPORT(mean, (mean))
 SGL_EXPORT(forgetful, (forgetful))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
