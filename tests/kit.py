@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -242,3 +243,19 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
     # At its end Python looks for garbage in all that is there: with torch this takes 0.3 s.
     command = [sys.executable, "-c", f"import atexit, gc; atexit.register(gc.freeze)\n{code}", *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def in_low_heap(code: str, *arguments: Path | str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python whose executable lies at a fixed address, as Debian's does: its heap is below 4 GiB."""
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("needs a Python with a shared library, to build an executable that uses it")
+    libraries, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
+    (directory / "python.c").write_text(
+        "int Py_BytesMain(int, char**);\nint main(int n, char** words) { return Py_BytesMain(n, words); }\n"
+    )
+    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-lpython{version}"]
+    command = ["g++", "-no-pie", "-x", "c", "python.c", "-x", "none", *link, "-o", "python"]
+    subprocess.run(command, cwd=directory, check=True)
+    environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [str(directory / "python"), "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)

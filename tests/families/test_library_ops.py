@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import subprocess
 import sys
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 
+import kit
 import pytest
 import torch
 from kit import python
@@ -230,21 +229,6 @@ def test_functionalize_refuses_an_op_that_writes_in_cpp(in_cpp):
     assert all(map(torch.equal, compiled(x), function(x)))
 
 
-@pytest.fixture
-def fixed_python(tmp_path):
-    """A Python whose executable lies at a fixed address, as Debian's does, so that its heap is below 4 GiB."""
-    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        pytest.skip("needs a Python with a shared library, to build an executable that uses it")
-    libraries, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
-    (tmp_path / "python.c").write_text(
-        "int Py_BytesMain(int, char**);\nint main(int n, char** words) { return Py_BytesMain(n, words); }\n"
-    )
-    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-lpython{version}"]
-    command = ["g++", "-no-pie", "-x", "c", "python.c", "-x", "none", *link, "-o", "python"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    return tmp_path / "python"
-
-
 LOW = """
 import sys
 import torch
@@ -264,12 +248,10 @@ except TypeError as error:
 
 
 @pytest.mark.slow
-def test_in_a_low_heap_memory_is_used_and_an_offset_before_the_executable_is_refused(fixed_python, tmp_path):
+def test_in_a_low_heap_memory_is_used_and_an_offset_before_the_executable_is_refused(tmp_path):
     """An address there may be below 4 GiB."""
     (tmp_path / "negate.cpp").write_text(NEGATE)
-    environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [fixed_python, "-c", LOW, tmp_path, str(FAR)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = kit.in_low_heap(LOW, tmp_path, str(FAR), directory=tmp_path)
     assert not done.returncode, done.stderr
     values, refusal = done.stdout.splitlines()
     assert values == "[1.0, -1.0, -1.0]"

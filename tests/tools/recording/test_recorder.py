@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+import kit
 import plugin_on_disk
 import pytest
 
@@ -246,3 +247,19 @@ def test_an_error_of_a_body_in_python_stops_its_calls(install, tmp_path):
     (tmp_path / "sgljit_recorded" / "ops.py").write_text(text)
     recorded = record([name], cuda_arch="9.0", on_cpu=False, samples=True)
     assert recorded.stopped == (("recorded", "twice: ValueError: no such size"),)
+
+
+IN_LOW_HEAP = """
+import torch
+from sgljit_tools.recording.recorder import record
+torch.zeros(2).data_ptr() < 1 << 32 or print("the heap is not low")
+recorded = record(["wait_value"], cuda_arch="9.0", on_cpu=False, samples=True)
+print(len([one for one in recorded.wanted if one.spec.kernel]), [text for _, text in recorded.stopped])
+"""
+
+
+@pytest.mark.slow
+def test_samples_are_recorded_where_the_heap_has_low_addresses(tmp_path):
+    """Samples lie in the CPU's memory, and are said to be on a device, which has no address so low."""
+    done = kit.in_low_heap(IN_LOW_HEAP, directory=tmp_path)
+    assert done.stdout == "2 ['check_timeouts has neither samples nor calls']\n", done.stderr

@@ -51,7 +51,7 @@ void launch(moe::Align& params, DLDevice device, DLDataType type) {
   // gets few.
   const auto of_experts = div_ceil(experts, kExpertsOfWarp * warps);
   const auto of_padding = least(params.sorted_size / kPaddedByBlock, kMostThatPad);
-  const bool others_pad = blocks == 1 && of_padding > 0 && of_experts <= kMostThatPad;
+  const bool others_pad = blocks == 1 && params.sorted_size > 2 * kPaddedByBlock && of_experts <= kMostThatPad;
   const auto that_pad = !others_pad ? 0 : of_padding > of_experts ? of_padding : of_experts;
   LaunchKernel(blocks + that_pad, warps * kLanes, device, smem)
       .enable_cluster(blocks)

@@ -17,6 +17,7 @@ from sgljit_tools.errors import RecordingError
 
 MOST_TOKENS = 16384
 _PLACE = 1 << 38  # bytes of addresses; few pages of them are ever touched
+_LOW = 1 << 32  # below it sgl_kernel/export.h takes addresses for offsets
 NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name
 _ALIGNMENT = 512
 
@@ -66,11 +67,13 @@ class Shaped:
 
     @classmethod
     def of(cls, tensor: Any) -> Shaped:
-        """A tensor of the CPU, said to be on a CUDA device."""
+        """A tensor of the CPU, said to be on a CUDA device. A low heap's addresses, which no device has, are moved."""
         import tvm_ffi
 
         spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype), tensor.stride())
-        return cls(spec, tensor.data_ptr(), (_CUDA, 0), tvm_ffi.from_dlpack(tensor).dtype)
+        address = tensor.data_ptr()
+        moved = address + _LOW if address < _LOW else address
+        return cls(spec, moved, (_CUDA, 0), tvm_ffi.from_dlpack(tensor).dtype)
 
     def set_layout(self, shape: Sequence[int], strides: Sequence[int], skipped: int = 0) -> None:
         """Change the shape and the strides, and skip bytes once."""
