@@ -57,7 +57,7 @@ def test_a_prepared_model_generates_with_compiling_forbidden(name, device, tmp_p
     prepared, cold = artifacts(tmp_path / "prepared"), artifacts(tmp_path / "cold")
     assert cold <= prepared
     more = prepared - cold  # rotations of more tokens than these have a kernel of their own on a GPU
-    assert len(more) == (device == "cuda")
+    assert device == "cuda" or not more
     assert all("/rope/" in artifact for artifact in more)
 
 
