@@ -117,9 +117,9 @@ def compile_kernel(
 ) -> tuple[bytes, list[str], str]:
     """Compile ``source`` and instantiate the kernels and variables that ``expressions`` name. Thread-safe.
 
-    The second call with the same source, options and ``headers`` precompiles the headers of ``source``, or the first
-    one without expressions. ``headers`` is a key of their content, as NVRTC does not check whether one has changed
-    since. Returns the cubin, the symbol of each expression in it, and the log with the PTX. Raises
+    The second call with the same source, options and ``headers`` precompiles the files that ``source`` includes; so
+    does a call without expressions. ``headers`` is a key of their content, as NVRTC does not check whether one has
+    changed since. Returns the cubin, the symbol of each expression in it, and the log with the PTX. Raises
     RejectedSourceError, with NVRTC's log.
     """
     library = _library(nvrtc.library)

@@ -220,30 +220,44 @@ def _rotating(op: Op, name: str, own: Any, give_up: GiveUp, use: Use) -> Forward
     is_compiling = torch.compiler.is_compiling
 
     def theirs(*args: Any, **kwargs: Any) -> Any:
-        use.own_calls += 1
-        ADAPTER.own_runs[use.op] += 1
         return own.__globals__[name](*args, **kwargs)
 
+    def count() -> None:
+        use.own_calls += 1
+        ADAPTER.own_runs[use.op] += 1
+
     def seam(theirs: Forward, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-        if not (type(q) is type(k) is type(cos) is type(sin) is plain and q.dtype in _DTYPES):
-            return theirs(q, k, cos, sin)
-        try:
-            rotated = empty_like(q), empty_like(k)
-            op(q, k, cos, sin, *rotated)
-        except _NOT_TAKEN:
-            return theirs(q, k, cos, sin)
-        except (SgljitError, OSError) as error:
-            give_up(None, op.__name__, error)
-            return theirs(q, k, cos, sin)
-        except _NO_RULE:
-            return theirs(q, k, cos, sin)
-        use.calls += 1
-        return rotated
+        if (
+            type(q) is type(k) is type(cos) is type(sin) is plain
+            and q.dtype is k.dtype is cos.dtype is sin.dtype  # a function promotes others
+            and q.dtype in _DTYPES
+            and q.shape[-1] == cos.shape[-1]  # a function may rotate a part of each head
+        ):
+            try:
+                batch, _, tokens, _ = q.shape
+                if tokens > 1 and batch > len(cos) == len(sin) == 1:  # else a launch for each sequence
+                    angles = [x.expand(batch, -1, -1).contiguous() for x in (cos, sin)]
+                else:
+                    angles = [cos, sin]
+                rotated = empty_like(q), empty_like(k)
+                op(q, k, *angles, *rotated)
+            except _NOT_TAKEN:
+                pass
+            except (SgljitError, OSError) as error:
+                give_up(None, op.__name__, error)
+            except _NO_RULE:
+                pass
+            else:
+                use.calls += 1
+                return rotated
+        count()
+        return theirs(q, k, cos, sin)
 
     ours = ADAPTER.shadowed(op.__name__, seam, lose=functools.partial(give_up, None))
 
     def rotate(q: Any, k: Any, cos: Any, sin: Any, *others: Any, **options: Any) -> Any:
-        if others or options:  # where the heads are, or what a function of this model has beside
+        if others or (options and options != {"unsqueeze_dim": 1}):  # heads elsewhere, or what this model has beside
+            count()
             return theirs(q, k, cos, sin, *others, **options)
         return ours(theirs, q, k, cos, sin)
 

@@ -2,9 +2,8 @@
 
 The layer's own code answers: it runs once on a few numbers, with a weight by which the ops differ, or with stand-ins
 for its projections. For attention it is the function that rotates queries and keys. The results are compared with each
-op's formula in float64. A table of class names would miss the
-model of tomorrow, and would trust a name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A
-layer that computes something else stays as it is.
+op's formula in float64. A table of class names would miss the model of tomorrow, and would trust a name: transformers
+calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A layer that computes something else stays as it is.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def enable(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> dic
     A layer is replaced if it computes what an op does (it is tried on a few numbers), and if the op works for its size
     and dtype on its device: what must be compiled is compiled now. The rest of the model stays as it is, and so does
     everything about a layer but its ``forward``. In training, with gradients enabled, or with an input that the op does
-    not take, a replaced layer runs its own code. The model may be moved to another device or dtype afterwards: what
+    not take, a replaced layer runs its own code. A layer that rotates queries and keys has the functions of its module
+    as they are now. The model may be moved to another device or dtype afterwards: what
     must be compiled for it is compiled at the first call there.
 
     Call it before ``torch.compile`` and before threads use the model.
@@ -84,7 +85,8 @@ def enable(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> dic
             "norm,-norm.gemma_rmsnorm". An op is used if both allow it. A family of which nothing is used is not
             imported.
         in_graphs: keep the ops in graphs of ``torch.compile``, too. By default a layer is its own code there: the
-            compiler fuses it with what is around it, and an op that stands alone costs more than it saves.
+            compiler fuses it with what is around it, and an op that stands alone costs more than it saves. Rotations
+            are always the model's own there.
 
     Returns:
         The op of each replaced layer, by the layer's name. Empty if nothing was done; a log line says why.
@@ -185,9 +187,10 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 use = ADAPTER.use(of.op, kind)
                 if not _is_tried(_weight(layer, of)):
                     use.variants.clear()
-                if (of, kind) not in forwards:
-                    forwards[of, kind] = forward_of(of, layer, in_graphs, _give_up, use)
-                _put_in(layer, use, forwards[of, kind])
+                key = of, kind, type(layer).forward  # two classes may have one name
+                if key not in forwards:
+                    forwards[key] = forward_of(of, layer, in_graphs, _give_up, use)
+                _put_in(layer, use, forwards[key])
                 done[name] = of.op
     except BaseException:
         for name in done:
@@ -226,7 +229,7 @@ def _kind(layer: nn.Module, of: Computation) -> tuple[object, ...]:
 
 def _rotated(layer: nn.Module) -> int | None:
     """The rotated elements of a head, by the names that models have for them."""
-    sizes = (getattr(layer, name, None) for name in ("qk_rope_head_dim", "head_dim"))
+    sizes = (getattr(layer, name, None) for name in ("qk_rope_head_dim", "head_dim", "head_size"))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 

@@ -117,18 +117,42 @@ def test_a_rotation_is_replaced_in_the_enabled_model_alone():
     with torch.no_grad():
         for arguments, options, runs in (
             (heads(), {}, True),
+            (heads(), {"unsqueeze_dim": 1}, True),
+            ((*heads()[:2], *(one[:1] for one in heads()[2:])), {}, True),  # angles for all sequences
             (heads(dtype=torch.bfloat16), {}, True),
             (heads(unsqueeze=2), {"unsqueeze_dim": 2}, False),
-            ((*heads(dtype=torch.bfloat16)[:2], *heads()[2:]), {}, True),  # angles in float32
+            (
+                (*heads(dtype=torch.bfloat16)[:2], *heads()[2:]),
+                {},
+                False,
+            ),  # angles in another dtype, which is the result's
             ((*heads(dtype=torch.bfloat16)[:1], *heads()[1:]), {}, False),  # keys in another dtype
             (heads(dtype=torch.float64), {}, False),
         ):
             before = counted(use)
             (q, k), wanted = rotate(*arguments, **options), own(*arguments, **options)
-            torch.testing.assert_close(q.float(), wanted[0].float(), rtol=2e-2, atol=3e-2)
-            torch.testing.assert_close(k.float(), wanted[1].float(), rtol=2e-2, atol=3e-2)
+            torch.testing.assert_close(q, wanted[0], rtol=2e-2, atol=3e-2)
+            torch.testing.assert_close(k, wanted[1], rtol=2e-2, atol=3e-2)
             after = counted(use)
             assert (after[0] - before[0], after[1] - before[1]) == ((1, 0) if runs else (0, 1))
+
+
+def test_classes_of_one_name_keep_each_its_own_code(monkeypatch):
+    module = importlib.import_module("transformers.models.qwen3.modeling_qwen3")
+    monkeypatch.setitem(globals(), "apply_rotary_pos_emb", module.apply_rotary_pos_emb)
+    net, ids = model("qwen3"), prompt()
+
+    def forward(self, *args, **kwargs):
+        out, weights = type(self).__mro__[1].forward(self, *args, **kwargs)
+        heads = out[:, None]
+        rotated, _ = apply_rotary_pos_emb(heads, heads, torch.ones_like(out), torch.ones_like(out))  # noqa: F821
+        return rotated[:, 0], weights
+
+    net.model.layers[1].self_attn.__class__ = type("Qwen3Attention", (module.Qwen3Attention,), {"forward": forward})
+    with torch.no_grad():
+        own = net(ids).logits
+        assert len(sgljit_transformers.enable(net, ops="rope")) == 2
+        torch.testing.assert_close(net(ids).logits, own, rtol=1e-4, atol=1e-5)
 
 
 def counted(use):
