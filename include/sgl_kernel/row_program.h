@@ -685,7 +685,13 @@ inline sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
-  const bool may_hold = segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
+  const bool holds_any = choose(sgl::kMaxRowVectors, segment.work, num_rows, chip).is_resident();
+  if (!holds_any && (segment.has_groups || segment.paired > 0))
+    throw Error(
+        "ValueError",
+        "row program: rows with groups or pairs are held in registers, so sgl::AnyColumns is not for their program");
+  const bool may_hold =
+      holds_any && segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
   const auto shared = is_only && !row.is_resident()
                           ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
                           : sgl::SharedRow{};
@@ -757,6 +763,10 @@ inline void choose_registers(
     has_two = has_two && held > 2 && registers_of(2) < 64 && for_row + for_all + 16 <= registers_of(2);
     std::int64_t blocks = 3;
     while (blocks > 1 && needed > registers_of(blocks)) --blocks;
+    if (shape.blocks > 1 && shape.columns != 0) {
+      layout.least_blocks = static_cast<unsigned>(blocks);  // the rows are long: one block alone would leave gaps
+      return;
+    }
     if (for_row + for_all + 24 > registers_of(blocks)) layout.holds_for_all = false;
     is_bound = is_bound && shape.columns != 0 && held <= 8;
     if (blocks < least) least = blocks;
@@ -1075,6 +1085,14 @@ inline void refuse_meeting_rows(
          ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as "
          "overlapping"});
   };
+  // A row that is written over an index would send later rows anywhere: it was checked before.
+  const auto refuse_over_index = [&](const Rows& written, const Rows& indexed) {
+    if (indexed.index == nullptr || !rows_meet(written.memory(), indexed.index_memory())) return;
+    raise(
+        "ValueError", {written.name, " shares memory with ", indexed.index_name, ", at ", location, ": ", written.name,
+                       " is ", written.tensor, ", ", indexed.index_name, " is ", *indexed.index,
+                       ". A call must not write to an index that it reads"});
+  };
   const unsigned asks = roles.asks(), writes = roles.all_writes();
   const unsigned other_asks = other_roles.asks(), other_writes = other_roles.all_writes();
   for (int i = 0; i < num_operands; ++i) {
@@ -1085,7 +1103,10 @@ inline void refuse_meeting_rows(
     for (int j = 0; j < num_operands; ++j) {
       const Rows& other = *others[j];
       const bool writes_other = (other_writes >> j & 1) != 0;
-      if ((other_asks >> j & 1) == 0 || (!writes_one && !writes_other)) continue;
+      if ((other_asks >> j & 1) == 0) continue;
+      if (writes_one) refuse_over_index(one, other);
+      if (writes_other && !is_one) refuse_over_index(other, one);
+      if (!writes_one && !writes_other) continue;
       if (is_one && i == j) {
         if (rows_overlap(memory)) refuse(one, one);
         continue;

@@ -42,6 +42,10 @@ struct Rows {
     if (element_stride != 1) return {data, bytes, outer, {columns, element_stride * bytes}};
     return {data, columns * bytes, outer, {inner == kForAllInner ? 1 : inner, inner_stride * bytes}};
   }
+  /// \brief The index in memory, if there is one.
+  MemoryRows index_memory() const {
+    return {index->data_ptr(), index->numel() * (index->dtype().bits / 8)};
+  }
   /// \brief These rows, whose elements are float32, float16 or bfloat16.
   /// \throws TensorMatchError for another dtype.
   SGL_INLINE const Rows& floats(DebugInfo location = {}) const;

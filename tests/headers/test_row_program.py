@@ -117,6 +117,31 @@ def test_several_reductions(programs, device, dtype):
         expect(out, x.double().softmax(-1))
 
 
+@each_device
+@each_dtype
+def test_a_program_of_any_columns(programs, device, dtype):
+    for rows, columns in SHAPES[1:]:
+        x = random(rows, columns, dtype=dtype, device=device)
+        out = poisoned(x)
+        programs.any_softmax(x, out)
+        expect(out, x.double().softmax(-1))
+
+
+@pytest.mark.gpu
+def test_a_new_size_may_come_in_a_capture_to_a_program_of_any_columns(programs):
+    """Its kernel is there already; one that compiled would end the capture."""
+    graph, x = torch.cuda.CUDAGraph(), random(3, 1016, dtype=torch.bfloat16, device="cuda")
+    out = poisoned(x)
+    programs.any_softmax(x[:, :1000].clone(), out[:, :1000].clone())
+    with torch.cuda.graph(graph):
+        programs.any_softmax(x, out)
+    graph.replay()
+    expect(out, x.double().softmax(-1))
+    x, out, scales = torch.ones(2, 256, device="cuda"), torch.ones(2, 256, device="cuda"), torch.ones(2, 2, device="cuda")
+    with pytest.raises(ValueError, match=r"rows with groups or pairs are held .* sgl::AnyColumns is not for"):
+        programs.any_per_group(x, out, scales)
+
+
 @pytest.mark.slow
 @each_device
 @each_dtype
@@ -482,6 +507,24 @@ def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
     assert not cache.any()
 
 
+@each_device
+def test_a_call_that_writes_to_an_index_is_refused(programs, device):
+    """Of the rows or of others, in the same segment or in another: a later row would go anywhere."""
+    memory = torch.zeros(40, dtype=torch.int64, device=device)
+    memory[32:35] = torch.arange(3, device=device)
+    floats, index = memory.view(torch.float32), memory[32:35]
+    table = random(4, 1, 8, dtype=torch.float32, device=device)
+    with pytest.raises(ValueError, match=r"^out shares memory with index, at .*out is .*index is .*that it reads$"):
+        programs.gather(table[:, 0], index, floats[56:80].view(3, 8))
+    cache, rows = floats[48:80].view(4, 1, 8), table[:3]
+    for caches, name in (((cache, table), "k_cache"), ((table, cache), "v_cache")):
+        with pytest.raises(ValueError, match=f"^{name} shares memory with slots, at .*: "):
+            programs.store(rows.clone(), rows.clone(), *(x.clone() if x is table else x for x in caches), index)
+    assert memory[32:35].tolist() == [0, 1, 2]
+    programs.gather(table[:, 0], index, floats[:24].view(3, 8))  # beside it
+    assert torch.equal(floats[:24].view(3, 8), table[:3, 0])
+
+
 def test_segments_that_share_memory_are_refused(programs):
     x, weight = torch.ones(3, 4, 64), torch.ones(64)
     with pytest.raises(ValueError, match="rows of q share memory with each other or with other rows of k"):
@@ -568,7 +611,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024, 3)),
-    ("Softmax", 2, 960, 0, True, 0x00, FLAT, shape(151936, 0, 4, 960, 3)),
+    ("Softmax", 2, 256, 2, True, 0x00, FLAT, shape(151936, 0, 4, 256, 3)),
     ("LayerNorm", 4, 1024, 0, True, 0x2222, FLAT | 0x440, shape(65536, 0, 8, 1024, 1)),
     ("Ranked", 3, 1024, 0, True, 0x500, FLAT | 0x880, shape(65536, 0, 4, 1024, 2)),
     ("RMSNorm", 3, 128, 0, True, 0x202, FLAT | 0x40, shape(4096, 0, 8, 128)),

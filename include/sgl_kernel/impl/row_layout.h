@@ -85,11 +85,21 @@ struct ChooseRowLayout {
   }
 };
 
-/// \brief The layout of rows of any size, of `vectors` vectors.
+/// \brief The layout of rows of any size, of `vectors` vectors. The threads of a block are a power of two: so rows of
+/// all sizes share a few kernels.
 constexpr RowLayout generic_layout(long long vectors) {
-  const auto threads = static_cast<unsigned>(vectors < 1 ? 1 : vectors < 1024 ? vectors : 1024);
-  return {0, (threads + 31) / 32 * 32, false};
+  unsigned threads = 32;
+  while (threads < 1024 && threads < vectors) threads *= 2;
+  return {0, threads, false};
 }
+
+/// \brief For `RowProgram`: one kernel serves rows of any number of columns, and reads them again in each pass. For
+/// sizes that change from call to call, which would each be a kernel of its own.
+struct AnyColumns {
+  constexpr RowLayout operator()(unsigned vectors, RowWork, long long, const host::runtime::Chip&) const {
+    return generic_layout(vectors);
+  }
+};
 
 /// \brief The layout of rows of `columns` elements that are loaded by `elements`, which divide them.
 /// \param choose the layout of rows that are held.
@@ -112,21 +122,25 @@ struct SharedRow {
   bool is_held = false;  ///< in registers; else it is read in each pass
 };
 
-/// \brief The blocks of a cluster that share a row of `vectors` vectors. As many as hold it in registers, so that it is
+/// \brief The blocks of a cluster that share a row of `vectors` vectors. As few as hold it in registers, so that it is
 /// read once; and more where few rows would leave multiprocessors without one.
 /// \param elements of a vector; 0 if holding the row gains nothing: its vectors are narrow, or one pass reads it.
 constexpr SharedRow share_row(
     long long vectors, long long elements, long long num_rows, const host::runtime::Chip& chip) {
-  constexpr long long kMostBlocks = 8, kMostThreads = 1024, kWarp = 32, kMostFloats = 32;
+  constexpr long long kMostBlocks = 8, kMostThreads = 1024, kWarp = 32, kMostFloats = 80;
   if (!chip.has_clusters()) return {};
   const auto ceil = [](long long a, long long b) { return (a + b - 1) / b; };
-  const bool is_held = elements > 0 && ceil(vectors, kMostBlocks * kMostThreads) * elements <= kMostFloats;
-  long long blocks = 1;
-  while (blocks < kMostBlocks && ((is_held && vectors > blocks * kMaxRowVectors) ||
-                                  (2 * blocks * num_rows <= chip.num_sms && vectors >= 2 * blocks * kMostThreads)))
+  // Blocks that hold a row are small, so that a multiprocessor has several: one reduces while others load and store.
+  const auto fits = [&](long long threads) { return ceil(vectors, threads) * elements <= kMostFloats; };
+  const long long small = fits(kMostBlocks * 256) ? 256 : 512;
+  const bool is_held = elements > 0 && fits(kMostBlocks * small);
+  const long long most_threads = is_held ? small : kMostThreads;
+  long long blocks = is_held ? 2 : 1;
+  while (blocks < kMostBlocks && ((is_held && !fits(blocks * most_threads)) ||
+                                  (2 * blocks * num_rows <= chip.num_sms && vectors >= 2 * blocks * most_threads)))
     blocks *= 2;
   if (blocks == 1 || blocks * num_rows > kMaxBlocks) return {};
-  const auto held = ceil(vectors, blocks * kMostThreads);
+  const auto held = ceil(vectors, blocks * most_threads);
   const auto threads = is_held ? ceil(ceil(vectors, blocks * held), kWarp) * kWarp : kMostThreads;
   return {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), is_held};
 }

@@ -15,6 +15,8 @@ void softmax(host::TensorView x, host::TensorView out) {
   softmax_program({}, F::x = host::rows("x", x), F::out = host::rows("out", out));
 }
 
+RowProgram<Softmax, 1, sgl::AnyColumns> any_softmax_program{"row_programs.h"};
+RowProgram<PerGroup<128>, 1, sgl::AnyColumns> any_per_group_program{"row_programs.h"};
 RowProgram<RMSNorm> rmsnorm_program{"row_programs.h"};
 RowProgram<RMSNorm, 2> qknorm_program{"row_programs.h"};
 RowProgram<FusedAddRMSNorm> fused_add_program{"row_programs.h"};
@@ -27,6 +29,15 @@ RowProgram<Copy> gather_program{"row_programs.h"};
 RowProgram<Scaled> scaled_program{"row_programs.h"};
 template <typename Order>
 RowProgram<Rope<Order>, 2> rope_program{"row_programs.h"};
+
+void any_softmax(TensorView x, TensorView out) {
+  any_softmax_program({}, Softmax::x = rows("x", x), Softmax::out = rows("out", out));
+}
+
+void any_per_group(TensorView x, TensorView out, TensorView scales) {
+  using F = PerGroup<128>;
+  any_per_group_program({}, F::x = rows("x", x), F::out = rows("out", out), F::scales = values("scales", scales));
+}
 
 void rmsnorm(TensorView x, TensorView weight, TensorView out, float eps) {
   using F = RMSNorm;
@@ -196,6 +207,8 @@ void prologue(
 
 #include <sgl_kernel/export.h>
 SGL_EXPORT(softmax, (softmax))
+SGL_EXPORT(any_softmax, (any_softmax))
+SGL_EXPORT(any_per_group, (any_per_group))
 SGL_EXPORT(rmsnorm, (rmsnorm))
 SGL_EXPORT(qknorm, (qknorm))
 SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))

@@ -171,6 +171,11 @@ def test_shared_memory_is_refused(device):
     for changed in ({"k_cache": cache, "v_cache": cache}, {"k_cache": cache, "v": cache[2:]}):
         with pytest.raises(ValueError, match=r"rows of [kv]_cache share memory"):
             family.store_cache(**stored(device, **changed))
+    memory = torch.zeros(16, dtype=torch.int64, device=device)
+    cache = memory.view(torch.float32).view(4, 1, 8)
+    with pytest.raises(ValueError, match=r"k_cache shares memory with indices, .* must not write to an index"):
+        family.store_cache(**stored(device, k_cache=cache, indices=memory[:2]))
+    assert not memory.any()
 
 
 def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_written(device):
