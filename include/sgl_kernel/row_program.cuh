@@ -577,9 +577,7 @@ struct ProgramRow {
   /// Whoever reduces a row says so. `auto` makes this the first error: its body is read where it is called.
   SGL_DEVICE static auto m_reduces_row() {
     static_assert(
-        !kIsMap,
-        "row program: a reduction in a branch that the host part did not take: the steps of a program must not depend "
-        "on values");
+        !kIsMap, "a reduction that the host part did not see: the steps of a program must not depend on values");
   }
 
   /// Lets the next kernel start: once, where the rows have been asked for. The compiler knows where it has been done.

@@ -195,8 +195,7 @@ struct RoleRow {
   [[gnu::always_inline]] NoRow pairs(Order, const F&, const Of& of, const Others&...) const {
     static_assert(
         sgl::details::kTakes<sgl::details::AsPair, F, float, float, Others...>,
-        "row.pairs: the function takes both elements of a pair and a float of each value after them, and returns "
-        "sgl::Values<2>");
+        "row.pairs: the function takes two floats, and one of each value after the first, and returns sgl::Values<2>");
     roles.is_neox = __is_same(Order, sgl::Neox);
     return keep(of);
   }
@@ -920,10 +919,9 @@ inline void match_segment(
       throw Error(
           "TypeError", "row program: segment ", number, " keeps a value for operand ", i,
           ", which it does not store: sgl::store needs it, too");
-    // Rows for all and rows by an index share no memory with those of an output: see refuse_meeting_rows.
-    const bool may_be_stored =
-        (roles.stores_early & bit) != 0 || (!operands[i]->is_shared && operands[i]->index == nullptr);
-    if ((roles.reads_late & bit) != 0 && may_be_stored)
+    // Rows for all and rows by an index share no memory with those of another operand that is stored.
+    const bool is_apart = (roles.stores_early & bit) == 0 && (operands[i]->is_shared || operands[i]->index != nullptr);
+    if ((roles.reads_late & bit) != 0 && !is_apart)
       throw Error(
           "TypeError", "row program: segment ", number, " reads operand ", i, " after it keeps a value for operand ",
           __builtin_ctz(roles.stores_early), ", which may be stored by then: read all operands before");
@@ -1126,8 +1124,7 @@ inline void refuse_unchecked_rows(const SegmentRows& segment, const Roles& roles
     bool is_checked = false;
     for (int i = 0; i < num_operands; ++i)
       is_checked |= (roles.asks() >> i & 1) != 0 && segment.rows[i]->tensor.data_ptr() == rows.tensor.data_ptr();
-    is_checked = is_checked && (roles.uses_dtype >> number & 1) == 0;
-    if (is_checked) continue;
+    if (is_checked && (roles.uses_dtype >> number & 1) == 0) continue;
     throw Error(
         "TypeError", "row program: ", rows.name, " was passed as operand ", number,
         ", which no segment reads or stores: take it out of SGL_OPERANDS, or pass rows of an operand that is used");

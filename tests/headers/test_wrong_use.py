@@ -209,10 +209,7 @@ HOST = {
         returning(
             "row.pairs(sgl::neox, [](float, float) { return sgl::Values<2>{}; }, row[a], row.of_pairs(sgl::neox, b))"
         ),
-        (
-            "row.pairs: the function takes both elements of a pair and a float of each value after them, and returns "
-            "sgl::Values<2>"
-        ),
+        "row.pairs: the function takes two floats, and one of each value after the first, and returns sgl::Values<2>",
     ),
     "six sets of rows": (
         PROGRAM + 'host::RowProgram<F, 6> six{"f.h"};',
