@@ -179,7 +179,6 @@ struct StreamedRow {
 /// The value of the lane whose number differs by `distance`.
 template <typename T>
 SGL_DEVICE T shuffled(const T& value, uint32_t distance) {
-  static_assert(sizeof(T) % sizeof(uint32_t) == 0, "row.reduce: a state is of whole words of 32 bits");
   constexpr uint32_t kWords = sizeof(T) / sizeof(uint32_t);
   uint32_t words[kWords];
   memcpy(words, &value, sizeof(value));
@@ -254,8 +253,7 @@ struct HeldPairs {
 
 }  // namespace details
 
-/// \brief The most floats that a row is reduced to at once.
-inline constexpr uint32_t kMostTerms = 4;
+using sgl::kMostTerms;
 
 /// \brief A row, as a row program sees it on a device. The threads that share it call together.
 /// \tparam kShape the number of a `sgl::RowShape`. Its elements divide its columns, unless it has a tail; with
@@ -471,8 +469,9 @@ struct ProgramRow {
   /// 16 bytes; `identity()` changes nothing. `merge` is associative and commutative. In each thread.
   template <typename M, typename Of>
   SGL_DEVICE auto reduce(const M& monoid, const Of& of) const {
+    m_reduces_row();
     m_trigger();
-    auto state = monoid.identity();
+    auto state = sgl::details::identity_of(monoid);
     if (m_has_row) {
       m_each([&, monoid]<typename Part>(const Part& part) {
         const auto& opened = of.open(part);
@@ -493,7 +492,6 @@ struct ProgramRow {
       state = monoid.merge(state, details::shuffled(state, distance));
     if constexpr (kThreads > kWarpThreads) {
       using State = decltype(state);
-      static_assert(sizeof(State) <= kMostTerms * sizeof(float), "row.reduce: a state has at most 16 bytes");
       auto* states = reinterpret_cast<State*>(m_next_smem());
       if (threadIdx.x % kWarpThreads == 0) states[threadIdx.x / kWarpThreads] = state;
       __syncthreads();
@@ -507,6 +505,7 @@ struct ProgramRow {
   /// \brief The states `next(0)`, `next(1)`, ... which all threads compute. Thread i % kThreads holds number i.
   template <typename Next>
   SGL_DEVICE auto list(int size, const Next& next) const {
+    m_reduces_row();
     constexpr int kMost = kIsHeld && kColumns < sgl::kMostListed ? kColumns : sgl::kMostListed;
     constexpr int kListed = div_ceil(kMost, static_cast<int>(kThreads));
     sgl::details::List<decltype(next(0)), kListed> list;
@@ -575,6 +574,12 @@ struct ProgramRow {
   }
 
  private:
+  /// Whoever reduces a row says so. `auto` makes this the first error: its body is read where it is called.
+  SGL_DEVICE static auto m_reduces_row() {
+    static_assert(
+        !kIsMap, "a reduction that the host part did not see: the steps of a program must not depend on values");
+  }
+
   /// Lets the next kernel start: once, where the rows have been asked for. The compiler knows where it has been done.
   SGL_DEVICE void m_trigger() const {
     if (!m_has_triggered) PDLTriggerSecondary();
@@ -754,6 +759,7 @@ struct ProgramRow {
 
   template <bool kMax, typename Terms>
   SGL_DEVICE auto m_reduce(const Terms& terms) const {
+    m_reduces_row();
     m_trigger();
     using reduced_t = typename Terms::reduced_t;
     const auto identity = terms.template identity<kMax>();
@@ -774,7 +780,6 @@ struct ProgramRow {
         sgl::details::accumulate<kMax>(of_vector[k], of_vector[k + distance]);
     }
     auto& reduced = of_vector[0];
-    static_assert(reduced_t::kCount <= kMostTerms, "row_program: at most four values are reduced at once");
     if constexpr (kThreads > kWarpThreads) {
       cta::all_reduce<kThreads>(reduced.values, m_next_smem(), sgl::details::kIdentity<kMax>, op);
       m_merge_blocks(reduced, [](auto a, const auto& b) {
@@ -790,6 +795,7 @@ struct ProgramRow {
 
   template <int kSize, bool kMax, typename Terms>
   SGL_DEVICE auto m_reduce_groups(const Terms& terms) const {
+    m_reduces_row();
     constexpr uint32_t kLanes = kSize / kElements;
     static_assert(
         kIsHeld && kSize % kElements == 0 && kLanes <= kWarpThreads && kThreads % kLanes == 0,

@@ -83,8 +83,10 @@ struct Roles {
   unsigned writes_value = 0;
   unsigned writes_groups = 0;
   unsigned stores_early = 0;  ///< `row.keep(operand, value)`
-  unsigned pairs = 0;         ///< has one element for each pair, or several
-  unsigned writes_list = 0;   ///< those of `writes_value` that have `list_size` values for each row
+  unsigned reads_late = 0;    ///< those that are read after it
+  unsigned uses_dtype = 0;
+  unsigned pairs = 0;        ///< has one element for each pair, or several
+  unsigned writes_list = 0;  ///< those of `writes_value` that have `list_size` values for each row
   int reductions = 0;
   int sums = 0;  ///< those whose bits depend on the order of the elements: a largest value is none
   int kept = 0;
@@ -125,12 +127,13 @@ struct RoleRow {
     return 1;
   }
   template <int kOperand>
-  [[gnu::always_inline]] static float largest_of(sgl::Operand<kOperand>) {
+  [[gnu::always_inline]] float largest_of(sgl::Operand<kOperand>) const {
+    roles.uses_dtype |= 1u << kOperand;
     return 1;
   }
   template <int kOperand>
   [[gnu::always_inline]] NoRow operator[](sgl::Operand<kOperand>) const {
-    roles.reads |= 1u << kOperand;
+    m_read(roles.reads, kOperand);
     return {};
   }
   template <int kOperand>
@@ -140,7 +143,7 @@ struct RoleRow {
   }
   template <int kOperand>
   [[gnu::always_inline]] float value(sgl::Operand<kOperand>) const {
-    roles.reads_value |= 1u << kOperand;
+    m_read(roles.reads_value, kOperand);
     return 1;
   }
   template <int kSize, typename Of>
@@ -167,13 +170,14 @@ struct RoleRow {
   }
   template <int kOperand, typename Of>
   [[gnu::always_inline]] NoRow round(sgl::Operand<kOperand>, const Of&) const {
+    roles.uses_dtype |= 1u << kOperand;
     return {};
   }
   template <typename M, typename Of>
   [[gnu::always_inline]] auto reduce(const M& monoid, const Of&) const {
     ++roles.reductions;
     ++roles.sums;
-    return monoid.identity();
+    return sgl::details::identity_of(monoid);
   }
   template <typename Next>
   [[gnu::always_inline]] auto list(int size, const Next& next) const {
@@ -183,12 +187,15 @@ struct RoleRow {
   }
   template <typename Order, int kOperand>
   [[gnu::always_inline]] NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
-    roles.pairs |= 1u << kOperand;
+    m_read(roles.pairs, kOperand);
     roles.parts_of_pairs = count;
     return {};
   }
   template <typename Order, typename F, typename Of, typename... Others>
   [[gnu::always_inline]] NoRow pairs(Order, const F&, const Of& of, const Others&...) const {
+    static_assert(
+        sgl::details::kTakes<sgl::details::AsPair, F, float, float, Others...>,
+        "row.pairs: the function takes two floats, and one of each value after the first, and returns sgl::Values<2>");
     roles.is_neox = __is_same(Order, sgl::Neox);
     return keep(of);
   }
@@ -203,11 +210,11 @@ struct RoleRow {
   }
   template <int kSize, typename F, typename... Of>
   [[gnu::always_inline]] NoGroups<kSize> sum(sgl::Groups<kSize>, const F&, const Of&...) const {
-    return m_grouped<kSize>();
+    return m_grouped<kSize, sgl::details::Terms<F, Of...>>();
   }
   template <int kSize, typename F, typename... Of>
   [[gnu::always_inline]] NoGroups<kSize> max(sgl::Groups<kSize>, const F&, const Of&...) const {
-    return m_grouped<kSize>();
+    return m_grouped<kSize, sgl::details::Terms<F, Of...>>();
   }
   template <int... kIndex, typename... T>
   [[gnu::always_inline]] void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
@@ -219,8 +226,13 @@ struct RoleRow {
   }
 
  private:
-  template <int kSize>
+  [[gnu::always_inline]] void m_read(unsigned& reads, int operand) const {
+    reads |= 1u << operand;
+    if (roles.stores_early != 0) roles.reads_late |= 1u << operand;
+  }
+  template <int kSize, typename Terms>
   [[gnu::always_inline]] NoGroups<kSize> m_grouped() const {
+    static_assert(Terms::reduced_t::kCount == 1, "row.sum, row.max: the function returns one float for groups");
     ++roles.reductions;
     ++roles.kept;
     roles.group_size = kSize;
@@ -483,6 +495,8 @@ struct SegmentPointers {
 
 /// The template arguments of a program's kernel, besides one for each segment.
 inline constexpr int kProgramArgs = 7;
+inline constexpr int kMostSegments = LoadedVariant::kMaxArgs - kProgramArgs;
+static_assert(kMostSegments == 5);  // as the text for authors says
 
 }  // namespace details
 
@@ -497,7 +511,7 @@ struct RowProgram {
  public:
   static constexpr int kOperands = F::kOperands;
   static_assert(kOperands <= sgl::kMostOperands, "RowProgram: a program has at most 15 operands");
-  static_assert(kSegments <= 32, "RowProgram: a call has at most 32 sets of rows");
+  static_assert(kSegments <= details::kMostSegments, "RowProgram: a call has at most 5 sets of rows");
 
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowProgram(const char* file) noexcept
@@ -589,9 +603,6 @@ struct RowProgram {
 
   void m_run(const F& f, const details::SegmentRows (&segments)[kSegments], DebugInfo location) {
     static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
-    static_assert(
-        details::kProgramArgs + kSegments <= details::LoadedVariant::kMaxArgs,
-        "a variant takes at most 12 template arguments");
     Call call;
     s_match(f, segments, call, location);
     if (call.plan.num_rows == 0) return;
@@ -918,6 +929,12 @@ inline void match_segment(
       throw Error(
           "TypeError", "row program: segment ", number, " keeps a value for operand ", i,
           ", which it does not store: sgl::store needs it, too");
+    // Rows for all and rows by an index share no memory with those of another operand that is stored.
+    const bool is_apart = (roles.stores_early & bit) == 0 && (operands[i]->is_shared || operands[i]->index != nullptr);
+    if ((roles.reads_late & bit) != 0 && !is_apart)
+      throw Error(
+          "TypeError", "row program: segment ", number, " reads operand ", i, " after it keeps a value for operand ",
+          __builtin_ctz(roles.stores_early), ", which may be stored by then: read all operands before");
     if ((asks & ~bound & bit) != 0)
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
     const bool is_whole =
@@ -1120,6 +1137,21 @@ inline void refuse_meeting_rows(
   }
 }
 
+/// Refuses rows for an operand that no segment uses, as nobody checks them, unless their tensor is an operand in use.
+inline void refuse_unchecked_rows(const SegmentRows& segment, const Roles& roles, unsigned used, int num_operands) {
+  for (unsigned unused = (segment.bound | roles.uses_dtype) & ~used; unused != 0; unused &= unused - 1) {
+    const int number = __builtin_ctz(unused);
+    const Rows& rows = *segment.rows[number];
+    bool is_checked = false;
+    for (int i = 0; i < num_operands; ++i)
+      is_checked |= (roles.asks() >> i & 1) != 0 && segment.rows[i]->tensor.data_ptr() == rows.tensor.data_ptr();
+    if (is_checked && (roles.uses_dtype >> number & 1) == 0) continue;
+    throw Error(
+        "TypeError", "row program: ", rows.name, " was passed as operand ", number,
+        ", which no segment reads or stores: take it out of SGL_OPERANDS, or pass rows of an operand that is used");
+  }
+}
+
 SGL_INLINE void match_program(
     const SegmentRows* segments, const Roles* roles, int num_segments, int num_operands, ProgramPlan& plan,
     SegmentPlan* plans, DebugInfo location) {
@@ -1137,6 +1169,7 @@ SGL_INLINE void match_program(
     plan.is_flat = plan.is_flat && segment.inner == 1;
     if (plan.kept < roles[i].kept) plan.kept = roles[i].kept;
   }
+  for (int i = 0; i < num_segments; ++i) refuse_unchecked_rows(segments[i], roles[i], plan.seen, num_operands);
   for (int i = 1; i < num_segments; ++i) {
     for (int j = 0; j < i; ++j) {
       if (plans[j].num_rows > 0 && plans[i].num_rows > 0)

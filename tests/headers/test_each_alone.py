@@ -114,3 +114,52 @@ def test_no_heavy_header_in_a_cuda_header(header: str, before_every_file: set[st
 def test_inline_ptx_is_in_one_place(header: str) -> None:
     text = (toolbox.INCLUDE / header).read_text()
     assert ("asm volatile(" in text) == (header == "sgl_kernel/ptx.cuh")
+
+
+# What every build of a family reads: lines that are not blank, of our own headers and of others. The others differ from
+# one version of a compiler to the next, by less than a tenth. What nvcc reads before every file does not count.
+BUDGETS = {
+    "device": ("#include <sgl_kernel/row_program.h>\n", 2_050, 7_000),
+    "host": ("#include <sgl_kernel/export.h>\n#include <sgl_kernel/row_program.h>\n", 3_200, 3_500),
+}
+MOST_LINES = 11_250  # of all headers but those of ports
+ADVICE = (
+    "every build would take longer. Find what came in (-H names each header), and include less or write less; if the "
+    "lines are worth it, measure them with bench/header_weight.py, and raise the limit here"
+)
+
+
+def lines_read(command: list[str], directory: Path) -> tuple[int, int]:
+    """The lines that the compiler gets from our headers, and from others."""
+    result = subprocess.run([*command, "-E"], capture_output=True, text=True, cwd=directory, check=True)
+    counts, is_ours = [0, 0], False
+    for line in result.stdout.splitlines():
+        if marker := re.match(r'# \d+ "(.*?)"', line):
+            is_ours = "/sgl_kernel/" in marker[1]
+        elif line.strip() and not line.startswith("#"):
+            counts[not is_ours] += 1
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize("side", BUDGETS)
+def test_what_a_build_reads_does_not_grow_unseen(side: str, tmp_path: Path) -> None:
+    source, most_ours, most_others = BUDGETS[side]
+    if side == "device":
+        command = [*toolbox.nvcc_command(), "unit.cu"]
+    else:
+        command = [toolbox.host_compiler("g++"), "-std=c++20", "-DSGL_SEPARATE", *toolbox.include_flags(), "unit.cpp"]
+    unit = tmp_path / command[-1]
+    unit.write_text("")
+    before = lines_read(command, tmp_path)[1]
+    unit.write_text(source)
+    ours, others = lines_read(command, tmp_path)
+    assert ours <= most_ours, f"{ours} lines of our headers, at most {most_ours}: {ADVICE}"
+    assert others - before <= most_others, f"{others - before} lines of other headers, at most {most_others}: {ADVICE}"
+
+
+def test_the_headers_do_not_grow_unseen() -> None:
+    texts = [(toolbox.INCLUDE / name).read_text() for name in toolbox.HEADERS if "/compat/" not in name]
+    lines = sum(text.count("\n") for text in texts)
+    assert lines <= MOST_LINES, (
+        f"{lines} lines of headers, at most {MOST_LINES}: see what can go; if all are worth it, raise the limit here"
+    )

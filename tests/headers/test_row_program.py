@@ -461,6 +461,12 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
     said = "row program: segment 0 keeps a value for operand 0, which it does not store: sgl::store needs it, too"
     with pytest.raises(TypeError, match=said):
         programs.forgetful(x, out)
+    for way, operand in enumerate([1, 1, 1, 1, 1, 2]):
+        said = f"segment 0 reads operand {operand} after it keeps a value for operand 2, which may be stored by then: "
+        with pytest.raises(TypeError, match=f"row program: {said}read all operands before"):
+            programs.reads_late(x, x, out, way)
+    programs.reads_late(x, weight, out, 0)  # a row for all shares no memory with an output
+    assert torch.equal(out, x)
     table = torch.ones(4, 64, device=device)
     for index, text in (
         (torch.zeros(3, device=device), "for index, .*DType mismatch: expected one of .int32, int64. but got float32"),
@@ -480,6 +486,28 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
     slots = torch.arange(3, device=device)
     with pytest.raises(TensorMatchError, match=r"for k_cache.*(?s:.)*rows of each: expected 0 but got 1"):
         programs.store(headless, headless, cache, cache.clone(), slots)
+
+
+@each_device
+def test_an_operand_that_is_not_used_has_the_rows_of_another_as_nobody_checks_them(programs, device):
+    x, wrong, out = (
+        torch.randn(2, 4, device=device),
+        torch.ones(7, 3, device=device),
+        torch.full((2, 4), NAN, device=device),
+    )
+    said = (
+        "row program: other was passed as operand 1, which no segment reads or stores: take it out of SGL_OPERANDS, or "
+        "pass rows of an operand that is used"
+    )
+    for refused in (wrong, x.clone(), x[1:]):
+        with pytest.raises(TypeError, match=said):
+            programs.unused(x, refused, out)
+    with pytest.raises(TypeError, match=said):  # its dtype would be taken for float32
+        programs.unused_but_for_its_dtype(x, x, out)
+    assert out.isnan().all()
+    for one in (x, x[:1], out):
+        programs.unused(x, one, out.fill_(NAN))
+        assert torch.equal(out, x)
 
 
 def test_rows_in_place_are_each_the_same_row(programs):

@@ -31,6 +31,31 @@ using F = rows::Add;
 host::RowProgram<F> add{"f.h"};
 """
 
+MONOID = """\
+struct State { SIZE values[COUNT]; };
+struct Monoid {
+  SGL_HD State identity() const { return {}; }
+  SGL_HD State of(float, long long) const { return {}; }
+  SGL_HD State merge(const State&, const State&) const { return {}; }
+};
+"""
+
+
+def returning(result: str, before: str = "") -> str:
+    """`PROGRAM` with another result, and a call of it: the host part alone compiles no loop and no kernel."""
+    call = "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::out = x); }"
+    assert "sgl::map([](float x, float y) { return x + y; }, row[a], row[b])" in PROGRAM
+    program = PROGRAM.replace("sgl::map([](float x, float y) { return x + y; }, row[a], row[b])", result)
+    return program.replace("struct Add", before + "struct Add") + call
+
+
+def of_monoid(kind: str, count: int) -> str:
+    monoid = MONOID.replace("SIZE", kind).replace("COUNT", str(count))
+    return returning("sgl::map([](float x) { return x; }, (row.reduce(Monoid{}, row[b]), row[a]))", monoid)
+
+
+SUM = "row.sum, row.max: the function takes a float of each value after it, and returns a float or sgl::Values"
+
 HOST = {
     "a parameter that cannot come from Python": (
         "#include <sgl_kernel/export.h>\nstruct S {}; void f(S) {}\nSGL_EXPORT(f, (f))",
@@ -142,6 +167,54 @@ HOST = {
         "void f(const host::ProgramRows<3>& rows) { both({}, {rows, rows}); }",
         "FieldsNeedValues",
     ),
+    "a result that is stored twice": (
+        returning("row[a], out = row[b]"),
+        "sgl::store: an operand is stored once",
+    ),
+    "five values that are reduced at once": (
+        returning("row.sum([](float) { return sgl::Values<5>{}; }, row[a]).values[0]"),
+        "row.sum, row.max: at most four values are reduced at once",
+    ),
+    "a state of 20 bytes": (of_monoid("float", 5), "row.reduce: a state has at most 16 bytes"),
+    "a state of 6 bytes": (of_monoid("short", 3), "row.reduce: a state is of whole words of 32 bits"),
+    "a function of two floats for one value": (
+        returning("sgl::map([](float x, float y) { return x + y; }, row[a])"),
+        "sgl::map: the function takes a float of each value after it, and returns a float",
+    ),
+    "a function of one float for two values": (
+        returning("sgl::map([](float x) { return x; }, row[a], row[b])"),
+        "sgl::map: the function takes a float of each value after it, and returns a float",
+    ),
+    "a function that returns two values in a map": (
+        returning("sgl::map([](float) { return sgl::Values<2>{}; }, row[a])"),
+        "sgl::map: the function takes a float of each value after it, and returns a float",
+    ),
+    "a sum of a function of two floats for one value": (
+        returning("row.sum([](float x, float y) { return x + y; }, row[a])"),
+        SUM,
+    ),
+    "a maximum of a function of one float for two values": (
+        returning("row.max([](float x) { return x; }, row[a], row[b])"),
+        SUM,
+    ),
+    "a sum of groups of a function of two floats for one value": (
+        returning("row.sum(sgl::groups_of<4>, [](float x, float y) { return x + y; }, row[a])"),
+        SUM,
+    ),
+    "two sums of each group": (
+        returning("row.sum(sgl::groups_of<4>, [](float) { return sgl::Values<2>{}; }, row[a])"),
+        "row.sum, row.max: the function returns one float for groups",
+    ),
+    "a function of a pair's elements alone beside a cosine": (
+        returning(
+            "row.pairs(sgl::neox, [](float, float) { return sgl::Values<2>{}; }, row[a], row.of_pairs(sgl::neox, b))"
+        ),
+        "row.pairs: the function takes two floats, and one of each value after the first, and returns sgl::Values<2>",
+    ),
+    "six sets of rows": (
+        PROGRAM + 'host::RowProgram<F, 6> six{"f.h"};',
+        "RowProgram: a call has at most 5 sets of rows",
+    ),
     "a program with a constructor of its own": (
         PROGRAM + 'host::RowProgram<rows::Owner> own{"f.h"};\n'
         "void f(host::Rows x, const rows::Owner& o) { own(o, F::a = x, F::b = x, F::out = x); }",
@@ -215,9 +288,16 @@ void append_to(host::Message& message, const Point& p) { message << "Point " << 
 void g(Point p) { host::RuntimeCheck(p.x == 1, "got ", p); }
 """
     assert toolbox.compile_host(source, tmp_path).returncode == 0
-    call = "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::out = x); }"
-    result = toolbox.compile_host(PROGRAM + call, tmp_path)
-    assert result.returncode == 0, result.stderr
+    right = (
+        "sgl::map([](float x, float y) { return x + y; }, row[a], row[b])",
+        "row.sum([](float) { return sgl::Values<4>{}; }, row[a]).values[0]",
+        "row.max(sgl::groups_of<4>, [](float x, float y) { return x > y; }, row[a], row[b])",
+        "row.pairs(sgl::neox, sgl::Rotation{}, row[a], row.of_pairs(sgl::neox, b), row.of_pairs(sgl::neox, b, 1, 2))",
+    )
+    five = 'host::RowProgram<F, 5> five{"f.h"};\n'
+    for source in (*map(returning, right), of_monoid("float", 4), PROGRAM + five):
+        result = toolbox.compile_host("#include <sgl_kernel/stages.h>\n" + source, tmp_path)
+        assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("case", DEVICE)
@@ -226,6 +306,33 @@ def test_device(case: str) -> None:
     headers = "".join(f"#include <{header}>\n" for header in toolbox.DEVICE_HEADERS)
     log = toolbox.compile_nvrtc(f"{headers}using namespace device;\n__global__ void kernel() {{ {body} }}\n")
     assert sentence in log
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "row.sum([](float v) { return v; }, row[a])",
+        "row.max(sgl::groups_of<8>, [](float v) { return v; }, row[a]).vectors[0].value",
+        "row.reduce(Monoid{}, row[a]).values[0]",
+        "row.list(2, [](int i) { return i; }).size",
+    ],
+)
+def test_a_reduction_behind_a_branch_that_the_host_part_did_not_take(step: str) -> None:
+    """It took the program for a map, as `row.value` is 1 there."""
+    monoid = MONOID.replace("SIZE", "float").replace("COUNT", "1")
+    source = PROGRAM.replace("struct Add", monoid + "struct Add").replace(
+        "return sgl::store", f"float y = 0; if (row.value(b) > 2) y = {step};\nreturn sgl::store"
+    )
+    source = source.replace("(float x, float y)", "[=](float x)").replace("[][=]", "[=]").replace(", row[b])", ")")
+    is_map, value_for_b = 1 << 46 | 8 << 40, 1 << 63 | 8 << 4
+    log = toolbox.compile_nvrtc(
+        source.partition("using F")[0]
+        + f"template __global__ void device::row_program_without_fields<rows::Add, 3, 128, 0, true, 0, {value_for_b}u, "
+        f"{is_map}u>(const __grid_constant__ sgl::RowProgramParams<3, 1>);",
+        "90a",
+        "-default-device",
+    )
+    assert "the steps of a program must not depend on values" in log.partition("error: ")[2].partition("\n")[0]
 
 
 @pytest.mark.parametrize("case", LAUNCH)

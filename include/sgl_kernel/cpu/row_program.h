@@ -211,7 +211,7 @@ struct ProgramRow {
   /// 16 bytes; `identity()` changes nothing. `merge` is associative and commutative.
   template <typename M, typename Of>
   [[gnu::always_inline]] auto reduce(const M& monoid, const Of& of) const {
-    auto state = monoid.identity();
+    auto state = sgl::details::identity_of(monoid);
     m_each_part(0, m_columns, [&]<int kSize>(const details::RowPart<kSize>& part) __attribute__((always_inline)) {
       constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
       const auto opened = of.open(part);

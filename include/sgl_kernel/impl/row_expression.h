@@ -55,6 +55,9 @@ inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 template <int kNumber>
 struct Segment {};
 
+/// \brief The most floats that a row is reduced to at once; a monoid's state is not larger.
+inline constexpr unsigned kMostTerms = 4;
+
 /// \brief The most states of a list, see `row.list`.
 inline constexpr int kMostListed = 32;
 
@@ -98,6 +101,7 @@ struct Stores {
 /// operands as they were before; an output may be an input.
 template <int... kIndex, typename... T>
 SGL_HD constexpr Stores<Bound<kIndex, T>...> store(const Bound<kIndex, T>&... outputs) {
+  static_assert((0 + ... + (1 << kIndex)) == (0 | ... | (1 << kIndex)), "sgl::store: an operand is stored once");
   return {{{outputs}...}};
 }
 
@@ -164,9 +168,6 @@ struct AsFloat {
 template <typename F, typename... Of>
 using Mapped = MappedTo<AsFloat, F, Of...>;
 
-template <typename>
-inline constexpr float kAnyFloat = 0;
-
 struct AsTerms {
   SGL_HD static Values<1> of(float value) {
     return {{value}};
@@ -176,6 +177,16 @@ struct AsTerms {
     return values;
   }
 };
+struct AsPair {
+  SGL_HD static void of(const Values<2>&) {}
+};
+
+template <typename>
+inline constexpr float kAnyFloat = 0;
+
+/// Whether `f` of a float of each value is what `Convert` takes.
+template <typename Convert, typename F, typename... Of>
+inline constexpr bool kTakes = requires(const F& f) { Convert::of(f(kAnyFloat<Of>...)); };
 
 /// A value that is the same for all elements of a group.
 template <int kSize, typename Of>
@@ -222,8 +233,13 @@ inline constexpr bool kIsNumber<Listed<F, Of>> = true;
 /// The terms of a reduction.
 template <typename F, typename... Of>
 struct Terms : MappedTo<AsTerms, F, Of...> {
+  static_assert(sizeof...(Of) > 0, "a reduction needs a value after the function");
+  static_assert(
+      kTakes<AsTerms, F, Of...>,
+      "row.sum, row.max: the function takes a float of each value after it, and returns a float or sgl::Values");
   using term_t = decltype(declare<const F&>()(kAnyFloat<Of>...));
   using reduced_t = decltype(AsTerms::of(declare<term_t>()));
+  static_assert(reduced_t::kCount <= kMostTerms, "row.sum, row.max: at most four values are reduced at once");
 
   template <bool kMax>
   SGL_HD static reduced_t identity() {
@@ -244,6 +260,9 @@ struct Terms : MappedTo<AsTerms, F, Of...> {
 /// Of values of groups it is a value of groups.
 template <typename F, typename First, typename... Of>
 SGL_HD auto map(const F& f, const First& first, const Of&... of) {
+  static_assert(
+      details::kTakes<details::AsFloat, F, First, Of...>,
+      "sgl::map: the function takes a float of each value after it, and returns a float");
   constexpr int kSize = details::kGroupSize<First>;
   using Result = details::Mapped<F, First, Of...>;
   if constexpr (kSize != 0 && ((details::kGroupSize<Of> == kSize) && ...))
@@ -262,13 +281,17 @@ namespace details {
 
 template <typename F, typename... Of>
 SGL_HD Terms<F, Of...> terms(const F& f, const Of&... of) {
-  static_assert(sizeof...(Of) > 0, "a reduction needs a value after the function");
   return {{f, {{of}...}}};
 }
 
-}  // namespace details
-
-namespace details {
+/// The state that a monoid begins with.
+template <typename M>
+SGL_HD auto identity_of(const M& monoid) {
+  using State = decltype(monoid.identity());
+  static_assert(sizeof(State) <= kMostTerms * sizeof(float), "row.reduce: a state has at most 16 bytes");
+  static_assert(sizeof(State) % 4 == 0, "row.reduce: a state is of whole words of 32 bits");
+  return monoid.identity();
+}
 
 /// Whether a functor has a program for each segment.
 template <typename F, typename Row>

@@ -151,6 +151,23 @@ void forgetful(TensorView x, TensorView out) {
   forgetful_program({}, F::x = rows("x", x), F::out = rows("out", out));
 }
 
+RowProgram<ReadsLate> reads_late_program{"row_programs.h"};
+
+void reads_late(TensorView x, TensorView other, TensorView out, int way) {
+  using F = ReadsLate;
+  const auto others = other.dim() == 1 ? shared_row("other", other) : rows("other", other);
+  reads_late_program({way}, F::x = rows("x", x), F::other = others, F::out = rows("out", out));
+}
+
+template <bool kRounds>
+RowProgram<Unused<kRounds>> unused_program{"row_programs.h"};
+
+template <bool kRounds>
+void unused(TensorView x, TensorView other, TensorView out) {
+  using F = Unused<kRounds>;
+  unused_program<kRounds>({}, F::x = rows("x", x), F::other = rows("other", other), F::out = rows("out", out));
+}
+
 void mean(TensorView x, TensorView out) {
   using F = Mean;
   mean_program({}, F::x = rows("x", x), F::out = rows("out", out));
@@ -228,6 +245,9 @@ SGL_EXPORT(affine, (affine))
 SGL_EXPORT(affine_heads, (affine_heads))
 SGL_EXPORT(mean, (mean))
 SGL_EXPORT(forgetful, (forgetful))
+SGL_EXPORT(reads_late, (reads_late))
+SGL_EXPORT(unused, (unused<false>))
+SGL_EXPORT(unused_but_for_its_dtype, (unused<true>))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))

@@ -363,4 +363,36 @@ struct Forgetful {
   }
 };
 
+/// Reads an operand, when it may have stored another already, or that one.
+struct ReadsLate {
+  SGL_OPERANDS(x, other, out)
+  int way;
+  SGL_FIELDS(way)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto kept = row.keep(out, row[x]);
+    if (way == 0) (void)row[other];
+    if (way == 1) (void)row.at(other, 0);
+    if (way == 2) (void)row.value(other);
+    if (way == 3) (void)row.of_pairs(sgl::neox, other);
+    if (way == 4) (void)row.rough_mean(other);
+    if (way == 5) (void)row[out];
+    return sgl::store(out = kept);
+  }
+};
+
+/// Has an operand that it neither reads nor stores, and with `kRounds` rounds to its dtype.
+template <bool kRounds>
+struct Unused {
+  SGL_OPERANDS(x, other, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    if constexpr (kRounds) return sgl::store(out = row.round(other, values));
+    else return sgl::store(out = values);
+  }
+};
+
 }  // namespace programs
