@@ -124,9 +124,9 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
                     f"the module that exports {name}, such as FAMILY.load_host gives"
                 ) from error
             raise InvalidFamilyError(
-                f"{declaration.where} stands for a function that its module does not export. With header_only=False, "
-                f"end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in cpp_wrappers: ({name!r}, "
-                f"the C++ symbol)"
+                f"{declaration.where} stands for a function that its module does not export. End its file with "
+                f"SGL_EXPORT({name}, ({name})), and list the file in KernelFamily(host=[...]). A module of load_jit with "
+                f"header_only=True names it in cpp_wrappers: ({name!r}, the C++ symbol)"
             ) from error
         try:
             result = call(*args)

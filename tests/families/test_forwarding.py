@@ -175,9 +175,9 @@ def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy(fam
     with pytest.raises(errors.InvalidFamilyError) as caught:
         missing(1)
     text = str(caught.value)
-    assert ") stands for a function that its module does not export. With header_only=False" in text
-    assert "end the file of missing with SGL_EXPORT(missing, (missing));" in text
-    assert text.endswith("else name it in cpp_wrappers: ('missing', the C++ symbol)")
+    assert ") stands for a function that its module does not export. End its file with SGL_EXPORT(" in text
+    assert "SGL_EXPORT(missing, (missing)), and list the file in KernelFamily(host=[...])" in text
+    assert text.endswith("names it in cpp_wrappers: ('missing', the C++ symbol)")
 
 
 def test_a_declaration_with_another_number_of_parameters_is_refused_with_both(family):

@@ -478,7 +478,7 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
     ):
         with pytest.raises(TensorMatchError, match=f"(?s){text}"):
             programs.gather(table, index, out)
-    with pytest.raises(TensorMatchError, match=r"for cos_sin.*(?s:.)*at most 32 pairs, but got 66 elements"):
+    with pytest.raises(TensorMatchError, match=r"for cos_sin.*(?s:.)*up to 32 pairs, but got 66"):
         programs.rope_neox(x[:, None], x[:, None].clone(), torch.ones(4, 66, device=device), torch.zeros(3).long())
     with pytest.raises(TensorMatchError, match="expected whole groups of 128 but got 64"):
         programs.per_group_128(x, x.to(torch.float8_e4m3fn), x[:, :1])
@@ -526,7 +526,7 @@ def test_rows_in_place_are_each_the_same_row(programs):
 def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
     table, out = torch.ones(4, 8), torch.empty(2, 8)
     for wrong in (4, -1):
-        said = f"(?s)for index, .*Index out of range: element 1 is {wrong}, and table has 4 rows"
+        said = f"(?s)for index, .*Index out of range: element 1 is {wrong}, and table has 4 rows" + "; this op skips" * (wrong < 0)
         with pytest.raises(TensorMatchError, match=said):
             programs.gather(table, torch.tensor([0, wrong]), out)
     cache = torch.zeros(4, 1, 8)

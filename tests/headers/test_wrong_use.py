@@ -167,6 +167,10 @@ HOST = {
         "void f(const host::ProgramRows<3>& rows) { both({}, {rows, rows}); }",
         "FieldsNeedValues",
     ),
+    "an operand that is stored in place of its elements": (
+        returning("a"),
+        "an operand is not a value: write out = row[x] to store its elements",
+    ),
     "a result that is stored twice": (
         returning("row[a], out = row[b]"),
         "sgl::store: an operand is stored once",

@@ -81,12 +81,23 @@ struct Bound {
   T value;
 };
 
+template <int kIndex>
+struct Operand;
+
+namespace details {
+template <typename T>
+inline constexpr bool kIsOperand = false;
+template <int kIndex>
+inline constexpr bool kIsOperand<Operand<kIndex>> = true;
+}  // namespace details
+
 /// \brief An operand of a row program by its number, see `SGL_OPERANDS`. `row[x]` are its elements in the row, `x =
 /// ...` what is stored there, or on the host the rows that are passed.
 template <int kIndex>
 struct Operand {
   template <typename T>
   SGL_HD constexpr Bound<kIndex, T> operator=(const T& value) const {
+    static_assert(!details::kIsOperand<T>, "an operand is not a value: write out = row[x] to store its elements");
     return {value};
   }
 };

@@ -24,7 +24,6 @@ RowProgram<LayerNorm> layernorm_program{"row_programs.h"};
 RowProgram<PerToken> per_token_program{"row_programs.h"};
 template <int kSize>
 RowProgram<PerGroup<kSize>> per_group_program{"row_programs.h"};
-RowProgram<Copy, 2> copy_program{"row_programs.h"};
 RowProgram<Copy> gather_program{"row_programs.h"};
 RowProgram<Scaled> scaled_program{"row_programs.h"};
 template <typename Order>
@@ -78,13 +77,21 @@ void per_group(TensorView x, TensorView out, TensorView scales) {
   per_group_program<kSize>({}, F::x = rows("x", x), F::out = rows("out", out), F::scales = values("scales", scales));
 }
 
-void store(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView slots) {
-  using F = Copy;
-  const auto of = [&](const Rows& x, const Rows& cache) {
-    return copy_program.rows(F::x = x, F::out = indexed(cache, "slots", slots, true));
+// example: row_program_sets
+host::RowProgram<programs::Copy, 2> copy_program{"row_programs.h"};
+
+void store(
+    host::TensorView k, host::TensorView v, host::TensorView k_cache, host::TensorView v_cache,
+    host::TensorView slots) {
+  using F = programs::Copy;
+  const auto of = [&](const host::Rows& x, const host::Rows& cache) {
+    return copy_program.rows(F::x = x, F::out = host::indexed(cache.typed_as(x), "slots", slots, true));
   };
-  copy_program({}, {of(heads("k", k), heads("k_cache", k_cache)), of(heads("v", v), heads("v_cache", v_cache))});
+  copy_program(
+      {}, {of(host::heads("k", k), host::heads("k_cache", k_cache)),
+           of(host::heads("v", v), host::heads("v_cache", v_cache))});
 }
+// end
 
 void gather(TensorView table, TensorView index, TensorView out) {
   using F = Copy;

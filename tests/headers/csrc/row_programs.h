@@ -140,6 +140,8 @@ struct Rope {
 }  // namespace programs
 
 // example: row_program_prologue
+#include <sgl_kernel/stages.h>
+
 namespace programs {
 
 /// RMSNorm of each head, rotation by the token's angles, and a store to a cache; in place as well.

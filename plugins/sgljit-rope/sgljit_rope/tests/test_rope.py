@@ -80,7 +80,7 @@ def test_angles_that_do_not_fit_are_refused(device):
         ({"cos": ones(3, 8)}, "cos", "number of rows: expected 2 but got 3"),
         ({"sin": ones(2, 6)}, "sin", "expected elements for 4 pairs but got 3"),
         ({"sin": ones(2, 7)}, "sin", "each row must consist of 2 parts of equal size, got 7 elements"),
-        ({"cos": ones(2, 10), "sin": ones(2, 10)}, "cos", "at most 4 pairs, but got 5 elements"),
+        ({"cos": ones(2, 10), "sin": ones(2, 10)}, "cos", "up to 4 pairs, but got 5"),
         ({"cos": ones(2, 8).long()}, "cos", "DType mismatch"),
     ):
         arguments = {"q": ones(2, 3, 8), "k": ones(2, 1, 8), "cos": ones(2, 8), "sin": ones(2, 8), **changed}
@@ -188,7 +188,7 @@ APART = {
         {"q": ones(3, 4, 2, 7), "k": ones(3, 1, 2, 7), "cos": ones(3, 2, 7), "sin": ones(3, 2, 7)}
         | {"q_out": ones(3, 4, 2, 7), "k_out": ones(3, 1, 2, 7)},
         "cos",
-        "expected 2 parts, each of an element for a pair, of at most 3 pairs, but got 7 elements",
+        "expected a multiple of 2 elements, at most 6, as it has 2 for each of up to 3 pairs, but got 7",
     ),
 }
 
@@ -241,8 +241,8 @@ def given(device, **changed):
 
 BAD = {
     "odd head": ({"q": ones(2, 3, 7), "k": ones(2, 1, 7)}, "q_weight|cos_sin_cache", "Size mismatch for a row"),
-    "rope_dim odd": ({"cos_sin_cache": ones(5, 7)}, "cos_sin_cache", "expected 2 parts, .* but got 7 elements"),
-    "rope_dim above": ({"cos_sin_cache": ones(5, 10)}, "cos_sin_cache", "at most 4 pairs, but got 10 elements"),
+    "rope_dim odd": ({"cos_sin_cache": ones(5, 7)}, "cos_sin_cache", "expected a multiple of 2 elements, .* but got 7"),
+    "rope_dim above": ({"cos_sin_cache": ones(5, 10)}, "cos_sin_cache", "up to 4 pairs, but got 10"),
     "rope_dim": ({"rope_dim": 6}, "cos_sin_cache", "expected rope_dim, 6, but got 8"),
     "dtype of q": ({"q": ones(2, 3, 8).long()}, "q", "DType mismatch"),
     "dtype of k": ({"k": ones(2, 1, 8).half()}, "k", "same dtype"),
