@@ -28,7 +28,6 @@ from .attention import RESHAPES
 from .graphs import (
     Editor,
     Refused,
-    Values,
     args,
     aten,
     convert,
@@ -48,6 +47,14 @@ __all__ = ["EXPERTS", "Order", "Product", "fuse", "products"]
 EXPERTS = "grouped experts"  # as ``explain`` calls it
 
 _iota: Any = torch.ops.prims.iota.default
+_VIEWS = (
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.squeeze.dim,
+    aten.unsqueeze.default,
+    aten.view.default,
+)
 _MOST = 1023  # experts that PyTorch's kernel takes
 _ALIGNMENT = 8  # elements: the kernel reads 16 bytes at a time, and rows must begin there
 # The compute capabilities that have the kernel. For others PyTorch has a loop, which waits for the device to learn how
@@ -106,7 +113,7 @@ def fuse(graph: fx.Graph, product: Product, orders: dict[fx.Node, Order]) -> Non
     Raises:
         Refused: the graph stays as it is, for a reason.
     """
-    experts = _experts(graph, product)
+    experts = _experts(product)
     known = orders.get(product.ids)
     ordering = Editor(graph, product.ids)
     try:
@@ -156,7 +163,7 @@ def _turns(node: fx.Node) -> bool | None:
     return None
 
 
-def _experts(graph: fx.Graph, product: Product) -> int:
+def _experts(product: Product) -> int:
     """The number of experts of a product that a grouped one can take the place of.
 
     Raises:
@@ -171,7 +178,7 @@ def _experts(graph: fx.Graph, product: Product) -> int:
         raise Refused("its ids are of no choice among just these experts")
     if any(len(node.users) != 1 for node in product.gathered):
         raise Refused("something else takes the gathered weights")
-    if Values(graph).owner(product.weights).op not in ("placeholder", "get_attr"):
+    if not _is_given(product.weights):
         # A grouped product needs them all in memory. The compiler computes those of the chosen experts alone.
         raise Refused("its weights are computed in the graph")
     if any(x.dtype != torch.bfloat16 for x in (rows, weights)):
@@ -187,6 +194,13 @@ def _experts(graph: fx.Graph, product: Product) -> int:
     if chosen[1] > _MOST:
         raise Refused("it has more experts than the kernel takes")
     return chosen[1]
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a value is an input of the graph, or a view of one."""
+    while is_call(node, *_VIEWS):
+        node = args(node)[0]
+    return node.op in ("placeholder", "get_attr")
 
 
 def has_kernel(device: torch.device) -> bool:

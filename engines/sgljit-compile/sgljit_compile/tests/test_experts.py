@@ -259,6 +259,17 @@ def test_weights_may_be_a_part_of_a_tensor(offset, reason):
     check(Batched(), {} if reason else None, reason, [x, gates, part])
 
 
+def test_weights_may_be_a_view_of_an_input():
+    class Packed(Batched):
+        """Several matrices in one line each, those of two layers in one tensor."""
+
+        def gather(self, weights, ids):
+            return weights.view(2, -1, HIGH, WIDE)[1][ids]
+
+    x, gates, _ = given()
+    check(Packed(), inputs=[x, gates, given(shape=(2, EXPERTS, HIGH * WIDE))[2]])
+
+
 def test_weights_in_another_layout_stay():
     x, gates, weights = given(shape=(EXPERTS, HIGH, 2 * WIDE))
     check(Batched(), {}, LAYOUT, [x, gates, weights[:, :, :WIDE]])
@@ -302,6 +313,17 @@ def test_devices_with_the_kernel(monkeypatch, capability, hip, has):
     assert not experts.has_kernel(torch.device("cpu"))
 
 
+def test_what_torch_does_not_take_stays(monkeypatch):
+    monkeypatch.setattr(experts, "grouped_product", lambda: aten.bmm.default)
+    _, record, graph = seen(Batched(), *given())
+    assert not record.chains
+    ((part, reason),) = record.left
+    assert part == PART
+    assert "RuntimeError" in reason
+    assert copies(graph)
+    assert not {aten.sort.default, aten.histc.default} & {node.target for node in graph.graph.nodes}
+
+
 class Several(Batched):
     """Two columns of each row."""
 
@@ -328,6 +350,11 @@ class ByRows(Batched):
         return torch.bmm(matrices, rows.unsqueeze(-1))
 
 
+class SelectedByRows(ByRows):
+    def gather(self, weights, ids):
+        return torch.index_select(weights, 1, ids)
+
+
 class Shared(Batched):
     """One matrix for all."""
 
@@ -335,7 +362,7 @@ class Shared(Batched):
         return weights[:1].expand(ids.size(0), -1, -1)
 
 
-@pytest.mark.parametrize("form", mostly_slow(Several, Summed, ByRows, Shared))
+@pytest.mark.parametrize("form", mostly_slow(Several, Summed, ByRows, SelectedByRows, Shared))
 def test_another_computation_stays(form):
     check(form(), {})
 
