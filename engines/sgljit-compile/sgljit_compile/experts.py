@@ -141,14 +141,11 @@ def _around(out: fx.Node, matrices: fx.Node, rows: fx.Node, dim: int) -> Product
         gathered.append(gathering)
         gathering, is_turned = args(gathering)[0], is_turned != turns
     gathered.append(gathering)
-    if is_call(gathering, aten.index.Tensor):
-        weights, indices = args(gathering)
-    elif is_call(gathering, aten.index_select.default) and number(args(gathering)[1], 0):
-        weights, indices = args(gathering)[0], [args(gathering)[2]]
-    else:
+    if not is_call(gathering, aten.index.Tensor):
         return None
-    found, ids = value(weights), value(indices[0])
-    if len(indices) != 1 or found is None or ids is None or found.dim() != 3 or ids.dim() != 1:
+    weights, indices = args(gathering)
+    found = value(weights)
+    if len(indices) != 1 or found is None or found.dim() != 3:
         return None
     return Product(out, rows, dim, tuple(gathered), weights, is_turned != (dim == 2), indices[0])
 
