@@ -23,6 +23,7 @@ __all__ = [
     "attention_op",
     "compile_graph",
     "each_plus",
+    "grouped_product",
     "joins_products",
     "keeps_roundings",
     "mode_options",
@@ -162,6 +163,12 @@ def each_plus() -> Any:
     """The sum of each tensor of a list and a number, as a graph calls it: inductor makes one kernel of it."""
     name = "_foreach_add"
     return getattr(torch.ops.aten, name).Scalar
+
+
+def grouped_product() -> Any:
+    """The product of rows with the matrices of their groups, as a graph calls ``torch.nn.functional.grouped_mm``."""
+    name = "_grouped_mm"
+    return getattr(torch.ops.aten, name).default
 
 
 def writing(

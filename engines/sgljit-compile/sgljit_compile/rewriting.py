@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import fx
 
-from . import add_norm, attention, counters, heads, routing, sinks, sorting, windows
+from . import add_norm, attention, counters, experts, heads, routing, sinks, sorting, windows
 from .adapter import ADAPTER
 from .graphs import Refused, needs
 from .heads import Heads, Tables
@@ -33,6 +33,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, h
     _windows(graph, ops, record)
     _attention(graph, ops, record)
     counters.advance(graph, _devices_of_heads(ops))
+    _experts(graph, ops, record)
     _sortings(graph, ops, record)
     _routings(graph, ops, record)
 
@@ -150,6 +151,20 @@ def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
             record.left[ADAPTER.parts[WINDOW], "keys and values are not side by side"] += 1
             continue
         _put(ops, record, WINDOW, windows.kind_of(k), k.cache, functools.partial(windows.fuse, graph, k, v))
+
+
+def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Leave out the copies of the weights of chosen experts, on devices where the order of experts is used."""
+    orders: dict[fx.Node, experts.Order] = {}
+    for one in experts.products(graph):
+        if one.out.meta["val"].device.type not in ops.get(SORTING, ()):
+            continue
+        try:
+            experts.fuse(graph, one, orders)
+        except Refused as refused:
+            record.left[experts.EXPERTS, str(refused)] += 1
+        else:
+            record.chains[experts.EXPERTS] += 1
 
 
 def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:

@@ -35,7 +35,7 @@ from .graphs import (
 )
 from .ops import SORTING, overload, works
 
-__all__ = ["Sorting", "fuse", "kind_of", "sortings"]
+__all__ = ["Sorting", "choice", "fuse", "kind_of", "sortings"]
 
 _iota: Any = torch.ops.prims.iota.default
 _SORTS = (aten.sort.default, aten.sort.stable)
@@ -121,15 +121,12 @@ def _of_one_token(editor: Editor, sorting: Sorting) -> dict[str, torch.Tensor]:
 
 def _around(sort: fx.Node) -> Sorting | None:
     """The sorted choice that a sort is of, if its order is used for groups of rows."""
-    if len(sort.args) != 1 or sort.kwargs.keys() - {"stable"} or not is_call(args(sort)[0], *_VIEWS):
+    if len(sort.args) != 1 or sort.kwargs.keys() - {"stable"}:
         return None
-    flat = args(sort)[0]
-    chosen, tensor, line = args(flat)[0], value(args(flat)[0]), value(flat)
-    experts = _number_of_choices(chosen)
-    if experts is None or tensor is None or line is None or line.dim() != 1 or not is_dense(tensor):
+    found = choice(args(sort)[0])
+    if found is None:
         return None
-    if tensor.dim() != 2 or not is_known(tensor.shape[1]):
-        return None
+    chosen, experts = found
     halves = {args(user)[1]: user for user in sort.users if is_call(user, operator.getitem)}
     if len(halves) != len(sort.users) or halves.keys() != {0, 1}:
         return None
@@ -140,6 +137,17 @@ def _around(sort: fx.Node) -> Sorting | None:
         results["ends"].append(ends)
         inner |= {ends, *between}
     return Sorting(sort, chosen, experts, results, frozenset(inner)) if results["ends"] else None
+
+
+def choice(flat: Any) -> tuple[fx.Node, int] | None:
+    """The ids of a choice, [tokens, k], that a value has in one line, and among how many experts they are."""
+    if not is_call(flat, *_VIEWS):
+        return None
+    chosen, tensor, line = args(flat)[0], value(args(flat)[0]), value(flat)
+    experts = _number_of_choices(chosen)
+    if experts is None or tensor is None or line is None or line.dim() != 1 or not is_dense(tensor):
+        return None
+    return (chosen, experts) if tensor.dim() == 2 and is_known(tensor.shape[1]) else None
 
 
 def _number_of_choices(ids: Any) -> int | None:

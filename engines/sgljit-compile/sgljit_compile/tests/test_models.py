@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import ReinplaceCounters
 
 import sgljit_compile
+from sgljit_compile import experts
 
 from .tiny import MODELS, decoded, model, prompt
 
@@ -72,6 +73,26 @@ def test_in_half_precision_it_is_as_exact_as_inductor_alone(dtype, device):
     for backend in ("inductor", "sgljit"):
         actual, _ = decoded(compiled(net, backend), net, ids, steps=1)
         errors[backend] = (actual.float() - exact).square().mean().sqrt()
+    assert errors["sgljit"] < 1.2 * errors["inductor"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_experts_by_copies_of_their_weights_are_grouped(name, device, since, monkeypatch):
+    """As ``generate`` has them for a token on a GPU."""
+    if device == "cpu":
+        monkeypatch.setattr(experts, "has_kernel", lambda device: True)
+    elif not experts.has_kernel(torch.device(device)):
+        pytest.skip("PyTorch has no kernel for grouped products on this device")
+    ids = prompt(device=device)
+    exact, _ = decoded(model(name, device=device), model(name, device=device), ids, steps=1)
+    net = model(name, torch.bfloat16, device)
+    net.set_experts_implementation("batched_mm")
+    errors = {}
+    for backend in ("inductor", "sgljit"):
+        actual, _ = decoded(compiled(net, backend), net, ids, steps=1)
+        errors[backend] = (actual.float() - exact).square().mean().sqrt()
+    assert chains(since) == [{**MODELS[name][2], "grouped experts": 4}]
     assert errors["sgljit"] < 1.2 * errors["inductor"]
 
 

@@ -1,0 +1,447 @@
+"""Products of rows with the gathered weights of their experts: what becomes a grouped product, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+import sgljit_compile
+from sgljit_compile import experts
+
+from .tiny import EVERYWHERE, model, mostly_slow, prompt, seen
+
+PART = "grouped experts"
+ORDER = "order of experts"
+EXPERTS, K, WIDE, HIGH = 16, 4, 32, 24
+OTHER_IDS = "its ids are of no choice among just these experts"
+LAYOUT = "its rows or weights have another layout"
+ALIGNMENT = "its rows do not begin at 16 bytes"
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def on_any_device(monkeypatch, request):
+    """PyTorch's loop on a CPU computes the same as the kernel of a GPU."""
+    if "gpu" not in request.keywords:
+        monkeypatch.setattr(experts, "has_kernel", lambda device: True)
+
+
+class Batched(nn.Module):
+    """Rows times the gathered matrices of their experts, [n, m]. Its parts are methods, which subclasses replace."""
+
+    shape = (EXPERTS, HIGH, WIDE)
+
+    def choose(self, gates):
+        return torch.topk(gates, K, dim=-1).indices.reshape(-1)
+
+    def rows(self, x):
+        return x.repeat_interleave(K, dim=0)
+
+    def gather(self, weights, ids):
+        return weights[ids]
+
+    def product(self, rows, matrices):
+        return torch.bmm(matrices, rows.unsqueeze(-1)).squeeze(-1)
+
+    def forward(self, x, gates, weights):
+        return self.product(self.rows(x), self.gather(weights, self.choose(gates)))
+
+
+class RowsFirst(Batched):
+    """Matrices of [m, n], as gpt-oss has them."""
+
+    shape = (EXPERTS, WIDE, HIGH)
+
+    def product(self, rows, matrices):
+        return torch.bmm(rows.unsqueeze(1), matrices).squeeze(1)
+
+
+class Turned(RowsFirst):
+    """The copies are turned."""
+
+    shape = Batched.shape
+
+    def gather(self, weights, ids):
+        return weights[ids].transpose(1, 2)
+
+
+class TurnedBack(Batched):
+    shape = RowsFirst.shape
+
+    def gather(self, weights, ids):
+        return weights[ids].transpose(1, 2)
+
+
+class OfTurnedWeights(Batched):
+    """The weights of all are turned before."""
+
+    shape = RowsFirst.shape
+
+    def gather(self, weights, ids):
+        return weights.mT[ids]
+
+
+class Selected(Batched):
+    def gather(self, weights, ids):
+        return torch.index_select(weights, 0, ids)
+
+
+class Multiplied(Batched):
+    """By the operator for matrices of any dimensions."""
+
+    def product(self, rows, matrices):
+        return (matrices @ rows.unsqueeze(-1)).squeeze(-1)
+
+
+class Kept(Batched):
+    """The dimension of one element stays."""
+
+    def product(self, rows, matrices):
+        return torch.bmm(matrices, rows.unsqueeze(-1))
+
+
+FORMS = [Batched, RowsFirst, Turned, TurnedBack, OfTurnedWeights, Selected, Multiplied, Kept]
+
+
+def given(tokens=7, shape=Batched.shape, wide=WIDE, dtype=torch.bfloat16, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    gates = torch.stack([torch.randperm(EXPERTS, generator=generator) for _ in range(tokens)] or [torch.zeros(EXPERTS)])
+    x, weights = (torch.randn(*sizes, generator=generator) for sizes in ((tokens, wide), shape))
+    return [x.to(device, dtype), gates[:tokens].float().to(device), weights.to(device, dtype)]
+
+
+def copies(graph):
+    """The gathered weights that a graph has."""
+    return [x for x in graph.graph.nodes if x.target is aten.index.Tensor and x.meta["val"].dim() == 3]
+
+
+def check(module, chains=None, left=None, inputs=None, **options):
+    inputs = given(shape=module.shape) if inputs is None else inputs
+    with torch.no_grad():
+        expected = module(*inputs)
+    result, record, graph = seen(module, *inputs, **options)
+    torch.testing.assert_close(result, expected)
+    both = isinstance(result, tuple)
+    for actual, wanted in zip(result, expected, strict=True) if both else [(result, expected)]:
+        assert actual.stride() == wanted.stride()
+    chains = {PART: 1, ORDER: 1} if chains is None else chains
+    assert record.chains == chains
+    assert record.left == ({} if left is None else {(PART, left): 1})
+    products = [node for node in graph.graph.nodes if node.target is aten._grouped_mm.default]
+    assert len(products) == chains.get(PART, 0)
+    return graph
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_multiplied_without_a_copy_of_the_weights(form):
+    graph = check(form())
+    assert not copies(graph)
+    assert not {aten.bmm.default, aten.sort.default, aten.histc.default} & {node.target for node in graph.graph.nodes}
+
+
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_one_token_and_many(tokens):
+    check(RowsFirst(), inputs=given(tokens, RowsFirst.shape))
+
+
+@pytest.mark.parametrize("form", [Batched, RowsFirst])
+def test_a_number_of_tokens_that_changes(form):
+    inputs = given(6, form.shape)
+    for x in inputs[:2]:
+        torch._dynamo.mark_dynamic(x, 0)
+    graph = check(form(), inputs=inputs)
+    assert any("sym_size" in str(node.target) for node in graph.graph.nodes)
+
+
+class Layer(Batched):
+    """Two products of the same ids, with biases, an activation and the sum of a token's experts, as in gpt-oss."""
+
+    def forward(self, x, gates, up, up_bias, down, down_bias):
+        chosen, ids = torch.topk(gates, K, dim=-1)
+        ids = ids.reshape(-1)
+        wide = self.product(self.rows(x), self.gather(up, ids)) + up_bias[ids]
+        back = self.product(wide.relu(), self.gather(down, ids)) + down_bias[ids]
+        scaled = back * chosen.softmax(-1).to(x.dtype).reshape(-1, 1)
+        return scaled.view(*chosen.shape, -1).sum(1)
+
+
+def of_a_layer(tokens=7, device="cpu"):
+    x, gates, up = given(tokens, device=device)
+    _, _, down = given(tokens, (EXPERTS, WIDE, HIGH), device=device)
+    return [x, gates, up, up[:, :, 0].contiguous(), down, down[:, :, 0].contiguous()]
+
+
+def test_products_of_the_same_ids_share_their_order():
+    graph = check(Layer(), {PART: 2, ORDER: 1, "routing": 1}, inputs=of_a_layer())
+    assert not copies(graph)
+
+
+def test_the_order_is_left_to_the_compiler_where_its_op_takes_no_such_choice(monkeypatch):
+    monkeypatch.setattr("sgljit_compile.sorting.works", lambda *args, **options: False)
+    record = seen(Layer(), *of_a_layer())[1]
+    assert record.chains == {PART: 2, "routing": 1}
+    assert record.left == {(ORDER, "sort_by_expert does not take it, or cannot be built"): 1}
+
+
+class Clamped(Batched):
+    """As with experts on several devices: an id may be none of these experts'."""
+
+    def choose(self, gates):
+        return super().choose(gates).clamp(max=EXPERTS - 1)
+
+
+class Padded(Batched):
+    """There are more weights than experts to choose from."""
+
+    shape = (EXPERTS + 1, HIGH, WIDE)
+
+
+class Given(Batched):
+    """Any id may be there."""
+
+    def choose(self, gates):
+        return gates[:, :K].long().reshape(-1)
+
+
+@pytest.mark.parametrize("form", [Clamped, Padded, Given])
+def test_other_ids_stay(form):
+    graph = check(form(), {}, OTHER_IDS)
+    assert copies(graph)
+
+
+class Returned(Batched):
+    def forward(self, x, gates, weights):
+        gathered = self.gather(weights, self.choose(gates))
+        return self.product(self.rows(x), gathered), gathered
+
+
+class ReturnedTurned(RowsFirst):
+    shape = Batched.shape
+
+    def forward(self, x, gates, weights):
+        turned = self.gather(weights, self.choose(gates)).transpose(1, 2)
+        return self.product(self.rows(x), turned), turned * 2
+
+
+@pytest.mark.parametrize("form", [Returned, ReturnedTurned])
+def test_gathered_weights_that_are_used_elsewhere_stay(form):
+    check(form(), {}, "something else takes the gathered weights")
+
+
+def test_weights_that_the_graph_computes_stay():
+    """The compiler computes those of the chosen experts alone."""
+
+    class Scaled(Batched):
+        def gather(self, weights, ids):
+            return (weights * 2)[ids]
+
+    check(Scaled(), {}, "its weights are computed in the graph")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_another_dtype_stays(dtype):
+    check(Batched(), {}, "grouped products are compiled in bfloat16 alone", given(dtype=dtype))
+
+
+@pytest.mark.parametrize("sizes", [(12, WIDE), (HIGH, 12), (0, WIDE)])
+def test_rows_that_do_not_begin_at_16_bytes_stay(sizes):
+    check(Batched(), {}, ALIGNMENT, given(shape=(EXPERTS, *sizes), wide=sizes[1]))
+
+
+@pytest.mark.parametrize(("offset", "reason"), [(8, None), (4, ALIGNMENT)])
+def test_weights_may_be_a_part_of_a_tensor(offset, reason):
+    x, gates, weights = given()
+    memory = torch.zeros(weights.numel() + offset, dtype=weights.dtype)
+    part = memory[offset:].view_as(weights).copy_(weights)
+    check(Batched(), {} if reason else None, reason, [x, gates, part])
+
+
+def test_weights_may_be_a_view_of_an_input():
+    class Packed(Batched):
+        """Several matrices in one line each, those of two layers in one tensor."""
+
+        def gather(self, weights, ids):
+            return weights.view(2, -1, HIGH, WIDE)[1][ids]
+
+    x, gates, _ = given()
+    check(Packed(), inputs=[x, gates, given(shape=(2, EXPERTS, HIGH * WIDE))[2]])
+
+
+def test_weights_in_another_layout_stay():
+    x, gates, weights = given(shape=(EXPERTS, HIGH, 2 * WIDE))
+    check(Batched(), {}, LAYOUT, [x, gates, weights[:, :, :WIDE]])
+
+
+def test_rows_in_another_layout_stay():
+    class Columns(Batched):
+        def rows(self, x):
+            return x.mT.repeat_interleave(K, dim=1).mT
+
+    check(Columns(), {}, LAYOUT)
+
+
+def test_no_rows_stay():
+    check(Batched(), {}, "it has no rows", given(0))
+
+
+def test_more_experts_than_the_kernel_takes_stay():
+    count = experts._MOST + 1
+    for known, chains in ((count - 1, None), (count, {})):
+        x, _, weights = given(shape=(known, 8, WIDE))
+        gates = torch.arange(known).flip(0).expand(7, -1).float().contiguous()
+        reason = None if chains is None else "it has more experts than the kernel takes"
+        check(Batched(), chains, reason, [x, gates, weights])
+
+
+def test_a_device_without_the_kernel_stays(monkeypatch):
+    monkeypatch.setattr(experts, "has_kernel", lambda device: False)
+    check(Batched(), {}, "PyTorch has no kernel for grouped products on this device")
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "has"),
+    [((9, 0), None, True), ((10, 3), None, True), ((8, 9), None, False), ((12, 0), None, False), ((9, 4), "6", False)],
+)
+def test_devices_with_the_kernel(monkeypatch, capability, hip, has):
+    monkeypatch.undo()
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.version.hip", hip)
+    assert experts.has_kernel(torch.device("cuda", 0)) == has
+    assert not experts.has_kernel(torch.device("cpu"))
+
+
+def test_what_torch_does_not_take_stays(monkeypatch):
+    monkeypatch.setattr(experts, "grouped_product", lambda: aten.bmm.default)
+    _, record, graph = seen(Batched(), *given())
+    assert not record.chains
+    ((part, reason),) = record.left
+    assert part == PART
+    assert "RuntimeError" in reason
+    assert copies(graph)
+    assert not {aten.sort.default, aten.histc.default} & {node.target for node in graph.graph.nodes}
+
+
+class Several(Batched):
+    """Two columns of each row."""
+
+    def product(self, rows, matrices):
+        return torch.bmm(matrices, torch.stack((rows, rows * 2), -1))
+
+
+class Summed(Batched):
+    """The compiler fuses the gathering into the sum."""
+
+    def product(self, rows, matrices):
+        return (matrices * rows.unsqueeze(1)).sum(-1)
+
+
+class ByRows(Batched):
+    """A matrix is gathered from each row of the weights."""
+
+    shape = (7 * K, EXPERTS, WIDE)
+
+    def gather(self, weights, ids):
+        return weights[:, ids]
+
+    def product(self, rows, matrices):
+        return torch.bmm(matrices, rows.unsqueeze(-1))
+
+
+class SelectedByRows(ByRows):
+    def gather(self, weights, ids):
+        return torch.index_select(weights, 1, ids)
+
+
+class Reshaped(RowsFirst):
+    """The elements of each matrix in other places, without a transposition."""
+
+    shape = Batched.shape
+
+    def gather(self, weights, ids):
+        return weights[ids].view(-1, WIDE, HIGH)
+
+
+class OfATable(Batched):
+    """The ids name the rows of the matrices."""
+
+    shape = (EXPERTS, WIDE)
+
+    def rows(self, x):
+        return x.repeat_interleave(K // 2, dim=0)
+
+    def gather(self, weights, ids):
+        return weights[ids.view(-1, 2)]
+
+
+class Shared(Batched):
+    """One matrix for all."""
+
+    def gather(self, weights, ids):
+        return weights[:1].expand(ids.size(0), -1, -1)
+
+
+@pytest.mark.parametrize("form", mostly_slow(Several, Summed, ByRows, SelectedByRows, Reshaped, OfATable, Shared))
+def test_another_computation_stays(form):
+    check(form(), {})
+
+
+def test_what_is_switched_off_stays():
+    ops = {op: devices for op, devices in EVERYWHERE.items() if op != "sort_by_expert"}
+    for chosen in (ops, dict.fromkeys(EVERYWHERE, frozenset({"cuda"}))):
+        assert copies(check(Batched(), {}, ops=chosen))
+
+
+@pytest.mark.parametrize("name", mostly_slow("gpt_oss", "qwen3_moe"))
+def test_experts_of_a_model(name):
+    net, ids = model(name, torch.bfloat16), prompt(3, 1)
+    net.set_experts_implementation("batched_mm")
+
+    def logits(ids):
+        return net(ids, use_cache=False).logits
+
+    with torch.no_grad():
+        expected = logits(ids)
+    ops = {op: EVERYWHERE[op] for op in ("sort_by_expert", "topk_softmax")}  # norms and rotations round otherwise
+    result, record, graph = seen(logits, ids, ops=ops)
+    torch.testing.assert_close(result, expected)
+    assert {part: record.chains[part] for part in (PART, ORDER)} == {PART: 4, ORDER: 2}
+    assert not [node for node in copies(graph) if node.args[0].op == "placeholder"]
+
+
+def error(actual, inputs):
+    """How far a result is from the exact one."""
+    with torch.no_grad():
+        exact = Layer()(*(x.double() for x in inputs))
+    return (actual - exact).square().mean().sqrt()
+
+
+@pytest.mark.slow
+def test_compiled_with_a_number_of_tokens_that_changes():
+    torch.compiler.reset()
+    call = torch.compile(Layer(), backend="sgljit", options={"chains": "moe", "force_disable_caches": True})
+    inputs, others = of_a_layer(6), of_a_layer(20)
+    for x in inputs[:2]:
+        torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        actual, (code,) = run_and_get_code(call, *inputs)
+        assert error(actual, inputs) < 1.2 * error(Layer()(*inputs), inputs)
+        count = len(sgljit_compile.explain())
+        assert error(call(*others), others) < 1.2 * error(Layer()(*others), others)
+        assert len(sgljit_compile.explain()) == count
+    assert sgljit_compile.explain()[-1].chains == {PART: 2, ORDER: 1, "routing": 1}
+    assert code.count("sgljit_sort_by_expert(") == 1
+    assert code.count("extern_kernels._grouped_mm(") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 8, 100])
+def test_on_a_gpu(tokens):
+    if not torch.cuda.is_available():  # outside of the checkout nobody else asks
+        pytest.skip("no CUDA device")
+    if not experts.has_kernel(torch.device("cuda")):
+        pytest.skip("PyTorch has no kernel for grouped products on this device")
+    for form in FORMS:
+        check(form(), inputs=given(tokens, form.shape, device="cuda"))
+    check(Layer(), {PART: 2, ORDER: 1, "routing": 1}, inputs=of_a_layer(tokens, "cuda"))
