@@ -75,14 +75,16 @@ def test_floats_round_as_in_pytorch(cpu, name: str, version: int) -> None:
     assert torch.equal(bits(halves[kept]), bits(expected[kept]))
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_by_twos"])
-def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, name: str, version: int) -> None:
-    floats = borders()
-    fp8 = torch.empty(floats.shape, dtype=torch.float8_e4m3fn)
-    getattr(cpu, f"float_to_{name}")(floats, fp8, version)
+@pytest.mark.parametrize("by", ["", "_by_twos"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, dtype: torch.dtype, by: str, version: int) -> None:
+    floats, largest = borders(), torch.finfo(dtype).max
+    fp8 = torch.full(floats.shape, 1.0).to(dtype)
+    name = "e5m2" if dtype == torch.float8_e5m2 else "e4m3"
+    getattr(cpu, f"float_to_{name}{by}")(floats, fp8, version)
     assert torch.equal(fp8.float().isnan(), floats.isnan())
     kept = ~floats.isnan()
-    assert torch.equal(bits(fp8[kept]), bits(floats[kept].clamp(-448, 448).to(torch.float8_e4m3fn)))
+    assert torch.equal(bits(fp8[kept]), bits(floats[kept].clamp(-largest, largest).to(dtype)))
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 100])

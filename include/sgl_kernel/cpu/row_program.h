@@ -36,6 +36,10 @@ struct ElementOf<sgl::kFp8E4M3> {
   using type = fp8_e4m3_t;
 };
 template <>
+struct ElementOf<sgl::kFp8E5M2> {
+  using type = fp8_e5m2_t;
+};
+template <>
 struct ElementOf<sgl::kInt8> {
   using type = std::int8_t;
 };
@@ -99,7 +103,8 @@ struct ProgramRow {
   // Two of bf16 are the halves of a word, see `kTogether`; so all must be of 16 bits or less.
   static constexpr bool kInPairs = kFloats > 1 && s_any(sgl::kBf16) && !s_any(sgl::kFp32) && !s_any(sgl::kFp16);
   static constexpr bool kInChunks = kInPairs || (kFloats > 4 && s_any(sgl::kFp16));
-  static constexpr bool kHasBytes = s_any(sgl::kFp8E4M3) || s_any(sgl::kInt8) || s_any(sgl::kUInt8);
+  static constexpr bool kHasBytes =
+      s_any(sgl::kFp8E4M3) || s_any(sgl::kFp8E5M2) || s_any(sgl::kInt8) || s_any(sgl::kUInt8);
   static constexpr std::int64_t kChunkSize = kHasBytes ? 64 : 32;
 
  public:

@@ -113,9 +113,11 @@ void throw_elsewhere(std::int64_t total) {
 
 SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
 SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
-SGL_EXPORT(float_to_fp8, (convert<fp8_e4m3_t, float>));
+SGL_EXPORT(float_to_e4m3, (convert<fp8_e4m3_t, float>));
+SGL_EXPORT(float_to_e5m2, (convert<fp8_e5m2_t, float>));
 SGL_EXPORT(float_to_bf16_by_twos, (convert<bf16_t, float, 2>));
-SGL_EXPORT(float_to_fp8_by_twos, (convert<fp8_e4m3_t, float, 2>));
+SGL_EXPORT(float_to_e4m3_by_twos, (convert<fp8_e4m3_t, float, 2>));
+SGL_EXPORT(float_to_e5m2_by_twos, (convert<fp8_e5m2_t, float, 2>));
 SGL_EXPORT(bf16_to_bf16, (convert<bf16_t, bf16_t>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
