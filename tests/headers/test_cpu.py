@@ -105,6 +105,17 @@ def test_each_version_gives_the_same_bits_of_fp16(cpu, count: int) -> None:
         assert results[0][-1] == 7
 
 
+def test_lines_are_copied_past_the_caches(cpu, version: int) -> None:
+    memory = torch.empty(64 * 30 + 63, dtype=torch.uint8)
+    lines = memory[-memory.data_ptr() % 64 :][: 64 * 30].fill_(7).view(30, 64)
+    x = torch.randint(256, (20 * 64 + 3,), dtype=torch.uint8)[3:].view(20, 64)  # from any address
+    for count in (0, 1, 20):
+        cpu.streamed(x[:count], lines[5:], version)
+        assert torch.equal(lines[5 : 5 + count], x[:count])
+        assert (lines[:5] == 7).all()
+        assert (lines[5 + count :] == 7).all()
+
+
 @pytest.mark.parametrize(
     ("name", "reference", "lowest", "highest", "ulp"),
     [

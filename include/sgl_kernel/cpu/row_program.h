@@ -370,9 +370,13 @@ struct ProgramRow {
       const sgl::details::Pack<sgl::Bound<kOperand, details::RowInMemory<element_t<kOperand>>>>& outputs,
       sgl::details::IndexList<0>) const {
     using T = element_t<kOperand>;
-    __builtin_memmove(
-        static_cast<T*>(m_find<kOperand>()) + m_begin, sgl::details::get<0>(outputs).value.elements + m_begin,
-        static_cast<std::size_t>(m_end - m_begin) * sizeof(T));
+    constexpr std::int64_t kBytes = sizeof(T), kStreamed = 8 << 20;  // with what is read, most of a last cache
+    auto* to = static_cast<T*>(m_find<kOperand>()) + m_begin;
+    const auto* from = sgl::details::get<0>(outputs).value.elements + m_begin;
+    const auto bytes = (m_end - m_begin) * kBytes;
+    const bool is_of_lines = ((reinterpret_cast<std::uintptr_t>(to) | static_cast<std::uintptr_t>(bytes)) & 63) == 0;
+    if (is_of_lines && m_segment.num_rows * m_columns * kBytes >= kStreamed) return stream<kFloats>(to, from, bytes);
+    __builtin_memmove(to, from, static_cast<std::size_t>(bytes));
   }
   template <typename Outputs, std::size_t... I>
   [[gnu::always_inline]] void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
@@ -513,6 +517,7 @@ void run_segment(
             const Row row(segment, first, memory, 0, segment.columns);
             row.finish(program(row));
           }
+          end_streams();
           ::operator delete(memory);
         });
   }

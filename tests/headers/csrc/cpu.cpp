@@ -72,6 +72,14 @@ struct Erfc {
   }
 };
 
+/// Copies bytes past the caches.
+void streamed(host::TensorView from, host::TensorView to, std::int64_t floats) {
+  with_vectors(floats, [&]<int kFloats>(Vectors<kFloats>) __attribute__((always_inline)) {
+    stream<kFloats>(to.data_ptr(), from.data_ptr(), from.numel());
+  });
+  end_streams();
+}
+
 /// Adds one to every item that a range visits, and notes the thread that did.
 void visit(host::TensorView visits, host::TensorView threads, std::int64_t grain) {
   auto* count = static_cast<std::int32_t*>(visits.data_ptr());
@@ -123,6 +131,7 @@ SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
 SGL_EXPORT(exp, (apply<Exp>));
 SGL_EXPORT(erfc, (apply<Erfc>));
+SGL_EXPORT(streamed, (streamed));
 SGL_EXPORT(visit, (visit));
 SGL_EXPORT(visit_but, (visit_but));
 SGL_EXPORT(throw_elsewhere, (throw_elsewhere));

@@ -95,6 +95,25 @@ def test_rows_of_every_dtype_keep_their_bits(dtype, device):
         assert torch.equal(buffer, wanted)
 
 
+def test_large_rows_of_whole_lines_and_others_are_copied(device):
+    """On the CPU rows of whole lines of 64 bytes go past the caches, if there are many. Caches are poisoned."""
+    torch.manual_seed(0)
+    for size, before in ((4096, 0), (4096, 4), (4096 + 32, 0)):
+        k, v = torch.randint(256, (2, 2200, size), dtype=torch.uint8, device=device)
+        memory = torch.full((2, 2300 * size + 8), 7, dtype=torch.uint8, device=device)
+        caches = memory[:, before : before + 2300 * size].view(2, 2300, size)
+        slots = torch.randperm(2300, device=device)[:2200]
+        slots[::7] = -1
+        family.store_cache(k, v, *caches, slots)
+        wanted = torch.full_like(memory, 7)
+        rows = wanted[:, before : before + 2300 * size].view(2, 2300, size)
+        rows[:, slots[slots >= 0]] = torch.stack((k, v))[:, slots >= 0]
+        assert torch.equal(memory, wanted)
+        got = torch.full((2, 2200, size), 7, dtype=torch.uint8, device=device)
+        family.gather_cache(*caches, slots.abs(), *got)
+        assert torch.equal(got, rows[:, slots.abs()])
+
+
 class Packed:
     """A tensor of uint8 that says by DLPack that it is of uint4."""
 
