@@ -9,6 +9,7 @@
 #include <sgl_kernel/utils.h>
 
 #include <cstdint>
+#include <new>
 
 /// \file cpu/row_program.h
 /// \brief `host::RowProgram` on the CPU: a functor that says what becomes of each row.
@@ -490,10 +491,11 @@ void run_segment(
     for_rows(
         segment.num_rows, segment.columns,
         [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+          constexpr std::size_t kLine = 64;  // a vector that crosses one takes twice as long
           float* memory = nullptr;
           if constexpr ((kForm & sgl::kKeeps) != 0)
-            memory = static_cast<float*>(
-                ::operator new(static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float)));
+            memory = static_cast<float*>(::operator new(
+                static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float), std::align_val_t{kLine}));
           using Row = ProgramRow<kOperands, kTypes, kPlaces, kFloats>;
           auto first = begin;
           if constexpr ((kForm & sgl::kKeeps) == 0) {
@@ -518,7 +520,7 @@ void run_segment(
             row.finish(program(row));
           }
           end_streams();
-          ::operator delete(memory);
+          ::operator delete(memory, std::align_val_t{kLine});
         });
   }
 }
