@@ -131,7 +131,7 @@ inline void stream(void* to, const void* from, long long bytes) {
 
 inline void end_streams() {
 #if defined(__x86_64__)
-  asm volatile("sfence" ::: "memory");
+  __builtin_ia32_sfence();
 #endif
 }
 
