@@ -74,6 +74,9 @@ def cases() -> dict[str, Case]:
     def into(op: Callable[..., object]) -> Callable[..., object]:
         return lambda x, out, *weights: op(x, *weights, out=out)
 
+    def gather(k: torch.Tensor, v: torch.Tensor, *cached: torch.Tensor) -> None:
+        ops["kvcache"].gather_cache(*cached, k, v)
+
     found = {
         "rmsnorm": Case(into(norm.rmsnorm), 2, (row, row), (SIZE,)),
         "fused_add_rmsnorm": Case(norm.fused_add_rmsnorm, 4, (row, row), (SIZE,)),
@@ -82,6 +85,7 @@ def cases() -> dict[str, Case]:
         "apply_rope_inplace, heads of 128": Case(rope.apply_rope_inplace, 2, q_and_k, more=angles),
         "fused_qk_norm_rope, heads of 128": Case(rope.fused_qk_norm_rope, 2, q_and_k, q_k_weights, more=angles),
         "store_cache": Case(ops["kvcache"].store_cache, 2, (half,) * 4, more=lambda: [torch.randperm(ROWS)]),
+        "gather_cache": Case(gather, 2, (half,) * 4, more=lambda: [torch.randperm(ROWS)]),
     }
     for name in bench_activation.ACTIVATIONS:
         found[name] = Case(getattr(ops["activation"], name), 3, ((ROWS, 2 * SIZE), row))

@@ -972,7 +972,7 @@ inline void match_segment(
     if ((asks & bit) == 0) continue;
     const bool is_value = (values & bit) != 0;
     const bool is_written = (writes & bit) != 0;
-    const auto dtype = rows.tensor.dtype();
+    const auto dtype = rows.dtype();
     const auto code = element_code(dtype);
     const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
     const bool is_byte = code == sgl::kInt8 || code == sgl::kUInt8;

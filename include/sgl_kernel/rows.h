@@ -31,9 +31,14 @@ struct Rows {
   std::int64_t element_stride = 1;    ///< between the elements of a row, which can be more than 1 for `values`
   bool takes_bytes = false;           ///< whether a program takes int8 and uint8 here, which most would round to
   DebugInfo location = {};            ///< where the argument became rows, in errors
+  DLDataType word = {0, 0, 0};        ///< of `in_words`, the elements in place of the tensor's
 
+  /// \brief The type of the elements that a program takes.
+  DLDataType dtype() const {
+    return word.bits != 0 ? word : tensor.dtype();
+  }
   std::int64_t element_bytes() const {
-    return static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
+    return static_cast<std::int64_t>(dtype_bytes(dtype()));
   }
   /// \brief Where the rows lie, for `rows_meet` and `rows_overlap`.
   MemoryRows memory() const {
@@ -52,6 +57,24 @@ struct Rows {
   /// \brief These rows, whose elements have the dtype of another argument's.
   /// \throws TensorMatchError for another dtype.
   SGL_INLINE const Rows& typed_as(const Rows& other, DebugInfo location = {}) const;
+  /// \brief The bytes, 1, 2 or 4, of the widest words that these rows consist of.
+  std::int64_t word_bytes() const {
+    const auto bytes = element_bytes();
+    const auto widest = widest_word(data, stride * bytes, inner_stride * bytes, columns * bytes);
+    return widest < 4 ? widest : 4;
+  }
+  /// \brief These rows as words of so many bytes, for a program that copies them: one kernel serves every dtype.
+  /// \param bytes at most `word_bytes()`.
+  Rows in_words(std::int64_t bytes) const {
+    auto result = *this;
+    for (auto* count : {&result.columns, &result.stride, &result.inner_stride})
+      *count = *count * element_bytes() / bytes;
+    result.word = bytes == 4   ? DLDataType{kDLFloat, 32, 1}
+                  : bytes == 2 ? DLDataType{kDLBfloat, 16, 1}
+                               : DLDataType{kDLUInt, 8, 1};
+    result.takes_bytes = true;
+    return result;
+  }
   /// \brief Whether all rows together could be one.
   bool has_no_gaps() const {
     return stride == columns && inner == 1 && index == nullptr && element_stride == 1;

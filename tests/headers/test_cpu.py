@@ -75,14 +75,16 @@ def test_floats_round_as_in_pytorch(cpu, name: str, version: int) -> None:
     assert torch.equal(bits(halves[kept]), bits(expected[kept]))
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_by_twos"])
-def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, name: str, version: int) -> None:
-    floats = borders()
-    fp8 = torch.empty(floats.shape, dtype=torch.float8_e4m3fn)
-    getattr(cpu, f"float_to_{name}")(floats, fp8, version)
+@pytest.mark.parametrize("by", ["", "_by_twos"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, dtype: torch.dtype, by: str, version: int) -> None:
+    floats, largest = borders(), torch.finfo(dtype).max
+    fp8 = torch.full(floats.shape, 1.0).to(dtype)
+    name = "e5m2" if dtype == torch.float8_e5m2 else "e4m3"
+    getattr(cpu, f"float_to_{name}{by}")(floats, fp8, version)
     assert torch.equal(fp8.float().isnan(), floats.isnan())
     kept = ~floats.isnan()
-    assert torch.equal(bits(fp8[kept]), bits(floats[kept].clamp(-448, 448).to(torch.float8_e4m3fn)))
+    assert torch.equal(bits(fp8[kept]), bits(floats[kept].clamp(-largest, largest).to(dtype)))
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 100])
@@ -101,6 +103,17 @@ def test_each_version_gives_the_same_bits_of_fp16(cpu, count: int) -> None:
             convert(x, result[:-1], version)
         assert all(torch.equal(bits(results[0]), bits(result)) for result in results)
         assert results[0][-1] == 7
+
+
+def test_lines_are_copied_past_the_caches(cpu, version: int) -> None:
+    memory = torch.empty(64 * 30 + 63, dtype=torch.uint8)
+    lines = memory[-memory.data_ptr() % 64 :][: 64 * 30].fill_(7).view(30, 64)
+    x = torch.randint(256, (20 * 64 + 3,), dtype=torch.uint8)[3:].view(20, 64)  # from any address
+    for count in (0, 1, 20):
+        cpu.streamed(x[:count], lines[5:], version)
+        assert torch.equal(lines[5 : 5 + count], x[:count])
+        assert (lines[:5] == 7).all()
+        assert (lines[5 + count :] == 7).all()
 
 
 @pytest.mark.parametrize(

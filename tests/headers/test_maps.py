@@ -56,6 +56,21 @@ def strided(rows: int, columns: int, stride: int, offset: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("to", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_output_of_float8_is_rounded_once_and_saturates(maps, device, to):
+    largest = torch.finfo(to).max
+    for dtype, columns in itertools.product(DTYPES, (1, 64, 131)):
+        x = 10 ** (8 * torch.rand(3, columns, device=device) - 4) * torch.randn(3, columns, device=device).sign()
+        x = x.clamp(-30000, 30000).to(dtype)
+        x[1, 0] = float("inf") if dtype != torch.float32 else -NAN
+        out = torch.full((3, columns + 5), 3.0, device=device).to(to)
+        maps.affine(x, out[:, :columns], 4.0, 0.0)
+        wanted = (4 * x.double()).clamp(-largest, largest).to(to).float()
+        assert torch.equal(out[:, :columns].float().nan_to_num(7), wanted.nan_to_num(7))
+        assert (out[:, columns:].float() == 3).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_layout_gives_the_result_and_nothing_else_is_written(maps, device, dtype):
     layouts = [(gap, offset) for gap in (0, 1, 8) for offset in (0, 1, 8)]

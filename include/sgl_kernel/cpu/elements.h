@@ -37,6 +37,9 @@ inline constexpr int kTogether<bf16_t, bf16_t, kFloats> = 2;
 template <int kFloats>
   requires(kFloats > 1)
 inline constexpr int kTogether<bf16_t, fp8_e4m3_t, kFloats> = 2;
+template <int kFloats>
+  requires(kFloats > 1)
+inline constexpr int kTogether<bf16_t, fp8_e5m2_t, kFloats> = 2;
 
 namespace details {
 
@@ -59,9 +62,16 @@ template <typename T>
 [[gnu::always_inline]] inline void write(const float (&from)[2], bf16_t* to) {
   *reinterpret_cast<Word*>(to) = (bf16_bits(from[0]) >> 16) | (bf16_bits(from[1]) & 0xffff0000);
 }
+template <int kMantissa>
+[[gnu::always_inline]] inline void write_fp8(const float (&from)[2], void* to) {
+  *static_cast<HalfWord*>(to) =
+      static_cast<std::uint16_t>(choose(0xff, fp8_bits<kMantissa, 0>(from[0]), fp8_bits<kMantissa, 8>(from[1])));
+}
 [[gnu::always_inline]] inline void write(const float (&from)[2], fp8_e4m3_t* to) {
-  *reinterpret_cast<HalfWord*>(to) =
-      static_cast<std::uint16_t>(choose(0xff, fp8_e4m3_bits<0>(from[0]), fp8_e4m3_bits<8>(from[1])));
+  write_fp8<3>(from, to);
+}
+[[gnu::always_inline]] inline void write(const float (&from)[2], fp8_e5m2_t* to) {
+  write_fp8<2>(from, to);
 }
 template <typename T>
 [[gnu::always_inline]] inline void write_integers(const float (&from)[2], T* to) {

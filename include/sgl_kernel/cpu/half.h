@@ -5,7 +5,7 @@
 #include <cstdint>
 
 /// \file cpu/half.h
-/// \brief fp16, bf16 and fp8 (e4m3) storage types for CPU kernels, and their conversions from and to float.
+/// \brief fp16, bf16 and fp8 storage types for CPU kernels, and their conversions from and to float.
 ///
 /// For host code without a CUDA toolkit: a CPU kernel computes in float and stores in these types. A conversion is a
 /// handful of integer operations with no branch, table or intrinsic, so that a plain loop over an array vectorises for
@@ -28,6 +28,11 @@ struct bf16_t {
 
 /// \brief 1 sign, 4 exponent, 3 mantissa bits, no infinity. 1 byte, `torch.float8_e4m3fn`.
 struct fp8_e4m3_t {
+  std::uint8_t bits;
+};
+
+/// \brief 1 sign, 5 exponent, 2 mantissa bits. 1 byte, `torch.float8_e5m2`.
+struct fp8_e5m2_t {
   std::uint8_t bits;
 };
 
@@ -104,8 +109,8 @@ inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
   return x;
 }
 
-/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t`, `fp8_e4m3_t`, which saturates at 448, `std::int8_t` or
-/// `std::uint8_t`, which saturate, too, and are 0 for NaN.
+/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t`, `std::int8_t`, `std::uint8_t`, which are 0 for NaN,
+/// `fp8_e4m3_t` or `fp8_e5m2_t`. Those of 8 bits saturate: at 448 and 57344 for fp8, also for infinity.
 template <typename T>
 T from_float(float x) = delete;
 
@@ -154,30 +159,37 @@ template <>
 
 namespace details {
 
-/// x rounded to e4m3, in the eight bits from kAt on; the others are anything.
-template <int kAt>
-[[gnu::always_inline]] inline std::uint32_t fp8_e4m3_bits(float x) {
-  constexpr std::uint32_t kLargest = 0x43e00000;         // 448
-  constexpr std::uint32_t kSmallestNormal = 121u << 23;  // 2^-6
+/// x rounded to fp8 with so many bits of mantissa, in the eight bits from kAt on; the others are anything.
+template <int kMantissa, int kAt>
+[[gnu::always_inline]] inline std::uint32_t fp8_bits(float x) {
+  static_assert(kMantissa == 3 || kMantissa == 2, "fp8_bits: e4m3 or e5m2");
+  constexpr std::uint32_t kLargest = kMantissa == 3 ? 0x43e00000 : 0x47600000;  // 448, 57344
+  constexpr std::uint32_t kBias = kMantissa == 3 ? 120 : 112;                   // between the exponents' biases
+  constexpr std::uint32_t kSmallestNormal = (kBias + 1) << 23;
   const auto magnitude = to_bits(x) & kMagnitude;
   const auto saturated = smaller(magnitude, kLargest);
-  // As for fp16, the addition rounds: to three bits after the leading one, which is then the lowest but three. Bits
-  // above the result's seven are lost. The exponents' biases are 127 and 7, and the leading one counts as one more.
-  constexpr std::uint32_t kRebias = (-(120 + 1) * 8) & 0x7f;
+  // As for fp16, the addition rounds: to so many bits after the leading one, which is then at their place. Bits above
+  // the result's seven are lost. The leading one raises the exponent by one.
+  constexpr std::uint32_t kRebias = (-(kBias + 1) << kMantissa) & 0x7f;
   const auto power = larger(saturated, kSmallestNormal) & kInfinity;
-  const auto kept = to_bits(from_bits(saturated) + from_bits(power + (20u << 23) + kRebias));
-  const auto number = kept + (power >> 20);
-  // The highest bit is that of a NaN. It takes the sign, and completes 0x7e, the largest number, to 0x7f.
+  const auto kept = to_bits(from_bits(saturated) + from_bits(power + ((23u - kMantissa) << 23) + kRebias));
+  const auto number = kept + (power >> (23 - kMantissa));
+  // The highest bit is that of a NaN. It takes the sign, and completes the largest number, 0x7e or 0x7b, to 0x7f.
   const auto nan = magnitude + (kMagnitude - kInfinity);
-  return choose(0x7fu << kAt, (number | (nan >> 31)) << kAt, (to_bits(x) & ~nan) >> (24 - kAt));
+  const auto completed = number | (nan >> 31) << 2 * (3 - kMantissa);
+  return choose(0x7fu << kAt, completed << kAt, (to_bits(x) & ~nan) >> (24 - kAt));
 }
 
 }  // namespace details
 
+// Shifted down at last: a compiler would narrow each part by itself.
 template <>
 [[gnu::always_inline]] inline fp8_e4m3_t from_float<fp8_e4m3_t>(float x) {
-  // Shifted down at last: a compiler would narrow each part by itself.
-  return {static_cast<std::uint8_t>(details::fp8_e4m3_bits<24>(x) >> 24)};
+  return {static_cast<std::uint8_t>(details::fp8_bits<3, 24>(x) >> 24)};
+}
+template <>
+[[gnu::always_inline]] inline fp8_e5m2_t from_float<fp8_e5m2_t>(float x) {
+  return {static_cast<std::uint8_t>(details::fp8_bits<2, 24>(x) >> 24)};
 }
 
 namespace details {
@@ -250,6 +262,10 @@ template <>
 struct host::dtype_of<host::cpu::fp8_e4m3_t> {
   static constexpr DLDataType value = {kDLFloat8_e4m3fn, 8, 1};
 };
+template <>
+struct host::dtype_of<host::cpu::fp8_e5m2_t> {
+  static constexpr DLDataType value = {kDLFloat8_e5m2, 8, 1};
+};
 
 namespace host::cpu {
 
@@ -269,4 +285,5 @@ using fp32_t = float;
 using fp16_t = host::cpu::fp16_t;
 using bf16_t = host::cpu::bf16_t;
 using fp8_e4m3_t = host::cpu::fp8_e4m3_t;
+using fp8_e5m2_t = host::cpu::fp8_e5m2_t;
 #endif

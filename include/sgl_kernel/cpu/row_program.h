@@ -9,6 +9,7 @@
 #include <sgl_kernel/utils.h>
 
 #include <cstdint>
+#include <new>
 
 /// \file cpu/row_program.h
 /// \brief `host::RowProgram` on the CPU: a functor that says what becomes of each row.
@@ -34,6 +35,10 @@ struct ElementOf<sgl::kBf16> {
 template <>
 struct ElementOf<sgl::kFp8E4M3> {
   using type = fp8_e4m3_t;
+};
+template <>
+struct ElementOf<sgl::kFp8E5M2> {
+  using type = fp8_e5m2_t;
 };
 template <>
 struct ElementOf<sgl::kInt8> {
@@ -99,7 +104,8 @@ struct ProgramRow {
   // Two of bf16 are the halves of a word, see `kTogether`; so all must be of 16 bits or less.
   static constexpr bool kInPairs = kFloats > 1 && s_any(sgl::kBf16) && !s_any(sgl::kFp32) && !s_any(sgl::kFp16);
   static constexpr bool kInChunks = kInPairs || (kFloats > 4 && s_any(sgl::kFp16));
-  static constexpr bool kHasBytes = s_any(sgl::kFp8E4M3) || s_any(sgl::kInt8) || s_any(sgl::kUInt8);
+  static constexpr bool kHasBytes =
+      s_any(sgl::kFp8E4M3) || s_any(sgl::kFp8E5M2) || s_any(sgl::kInt8) || s_any(sgl::kUInt8);
   static constexpr std::int64_t kChunkSize = kHasBytes ? 64 : 32;
 
  public:
@@ -365,9 +371,13 @@ struct ProgramRow {
       const sgl::details::Pack<sgl::Bound<kOperand, details::RowInMemory<element_t<kOperand>>>>& outputs,
       sgl::details::IndexList<0>) const {
     using T = element_t<kOperand>;
-    __builtin_memmove(
-        static_cast<T*>(m_find<kOperand>()) + m_begin, sgl::details::get<0>(outputs).value.elements + m_begin,
-        static_cast<std::size_t>(m_end - m_begin) * sizeof(T));
+    constexpr std::int64_t kBytes = sizeof(T), kStreamed = 8 << 20;  // with what is read, most of a last cache
+    auto* to = static_cast<T*>(m_find<kOperand>()) + m_begin;
+    const auto* from = sgl::details::get<0>(outputs).value.elements + m_begin;
+    const auto bytes = (m_end - m_begin) * kBytes;
+    const bool is_of_lines = ((reinterpret_cast<std::uintptr_t>(to) | static_cast<std::uintptr_t>(bytes)) & 63) == 0;
+    if (is_of_lines && m_segment.num_rows * m_columns * kBytes >= kStreamed) return stream<kFloats>(to, from, bytes);
+    __builtin_memmove(to, from, static_cast<std::size_t>(bytes));
   }
   template <typename Outputs, std::size_t... I>
   [[gnu::always_inline]] void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
@@ -481,10 +491,11 @@ void run_segment(
     for_rows(
         segment.num_rows, segment.columns,
         [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+          constexpr std::size_t kLine = 64;  // a vector that crosses one takes twice as long
           float* memory = nullptr;
           if constexpr ((kForm & sgl::kKeeps) != 0)
-            memory = static_cast<float*>(
-                ::operator new(static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float)));
+            memory = static_cast<float*>(::operator new(
+                static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float), std::align_val_t{kLine}));
           using Row = ProgramRow<kOperands, kTypes, kPlaces, kFloats>;
           auto first = begin;
           if constexpr ((kForm & sgl::kKeeps) == 0) {
@@ -508,7 +519,8 @@ void run_segment(
             const Row row(segment, first, memory, 0, segment.columns);
             row.finish(program(row));
           }
-          ::operator delete(memory);
+          end_streams();
+          ::operator delete(memory, std::align_val_t{kLine});
         });
   }
 }

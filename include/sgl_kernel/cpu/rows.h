@@ -138,6 +138,7 @@ void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& bod
             const auto first = (piece - row * pieces_of_row) * length;
             body(vectors, row, first, columns - first < length ? columns - first : length);
           }
+          end_streams();
         });
       });
 }

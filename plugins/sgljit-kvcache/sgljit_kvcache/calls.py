@@ -17,8 +17,8 @@ _INDEX = TensorSpec((TOKENS,), "int64")
 
 
 def store_cache(model: ModelShape | None) -> Calls:
-    """Keys and values by head."""
-    shapes = [(8, size, dtype) for size in (64, 128, 256) for dtype in ("bfloat16", "float16")]
+    """Keys and values by head; a kernel serves every dtype."""
+    shapes = [(8, size, "bfloat16") for size in (64, 128, 256)]
     if model is not None:
         shapes = [(model.kv_heads, model.head_dim, model.dtype)] if model.caches == 2 else []
     for heads, size, dtype in shapes:
@@ -31,7 +31,7 @@ gather_cache = store_cache
 
 def set_mla_kv_buffer(model: ModelShape | None) -> Calls:
     """Latent rows of 512 elements, with 64 that are rotated: all models of the kind have these."""
-    dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    dtypes: tuple[str, ...] = ("bfloat16",)
     if model is not None:
         dtypes = (model.dtype,) if model.caches == 1 and model.cache_row == 512 + 64 else ()
     for dtype in dtypes:

@@ -14,10 +14,10 @@ def store_cache(
     """``k_cache[indices[i]] = k[i]``, and the same for v, in one launch; every bit is kept. No token: a no-op.
 
     Args:
-        k: [tokens, heads, dim] or [tokens, row], float8_e4m3fn, float16, bfloat16 or float32, on a CUDA device or the
-            CPU; float8_e5m2 on CUDA. Tokens and heads may be any distance apart, such as in a slice of a projection.
-        v: like ``k``, of its dtype, with a number and a size of heads of its own.
-        k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``.
+        k: [tokens, heads, dim] or [tokens, row], of any dtype whose elements are whole bytes, on a CUDA device or the
+            CPU. Tokens and heads may be any distance apart, such as in a slice of a projection.
+        v: like ``k``, with a dtype, a number and a size of heads of its own.
+        k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``, of the same dtype.
         indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. Two tokens
             must not have one slot. On the CPU one out of range is refused; on CUDA only with
             ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.

@@ -12,7 +12,7 @@ Sample = dict[str, Any]
 
 
 def store_cache(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and index; heads of a projection and whole rows; heads of v of another size; a skipped token."""
+    """Words of 2 and 4 bytes, each index; heads of a projection and whole rows; v of another size; a skipped token."""
     for dtype, tokens, (size, v_size) in itertools.product(
         (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), ((128, 128), (192, 128), (80, 80), (6, 6), (1, 1))
     ):
@@ -34,7 +34,7 @@ def gather_cache(device: torch.device) -> Iterator[Sample]:
 
 
 def set_mla_kv_buffer(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and index, with and without a dimension of one head, in buffers and in slices."""
+    """Words of 2 and 4 bytes, each index, with and without a dimension of one head, in buffers and in slices."""
     for dtype, tokens, (nope, rope) in itertools.product(
         (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), ((512, 64), (80, 6), (3, 1))
     ):

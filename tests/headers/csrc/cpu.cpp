@@ -72,6 +72,14 @@ struct Erfc {
   }
 };
 
+/// Copies bytes past the caches.
+void streamed(host::TensorView from, host::TensorView to, std::int64_t floats) {
+  with_vectors(floats, [&]<int kFloats>(Vectors<kFloats>) __attribute__((always_inline)) {
+    stream<kFloats>(to.data_ptr(), from.data_ptr(), from.numel());
+  });
+  end_streams();
+}
+
 /// Adds one to every item that a range visits, and notes the thread that did.
 void visit(host::TensorView visits, host::TensorView threads, std::int64_t grain) {
   auto* count = static_cast<std::int32_t*>(visits.data_ptr());
@@ -113,14 +121,17 @@ void throw_elsewhere(std::int64_t total) {
 
 SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
 SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
-SGL_EXPORT(float_to_fp8, (convert<fp8_e4m3_t, float>));
+SGL_EXPORT(float_to_e4m3, (convert<fp8_e4m3_t, float>));
+SGL_EXPORT(float_to_e5m2, (convert<fp8_e5m2_t, float>));
 SGL_EXPORT(float_to_bf16_by_twos, (convert<bf16_t, float, 2>));
-SGL_EXPORT(float_to_fp8_by_twos, (convert<fp8_e4m3_t, float, 2>));
+SGL_EXPORT(float_to_e4m3_by_twos, (convert<fp8_e4m3_t, float, 2>));
+SGL_EXPORT(float_to_e5m2_by_twos, (convert<fp8_e5m2_t, float, 2>));
 SGL_EXPORT(bf16_to_bf16, (convert<bf16_t, bf16_t>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
 SGL_EXPORT(exp, (apply<Exp>));
 SGL_EXPORT(erfc, (apply<Erfc>));
+SGL_EXPORT(streamed, (streamed));
 SGL_EXPORT(visit, (visit));
 SGL_EXPORT(visit_but, (visit_but));
 SGL_EXPORT(throw_elsewhere, (throw_elsewhere));

@@ -27,6 +27,9 @@ Rows rows_of(const char* name, const TensorView& tensor) {
 /// keeps every bit.
 void refuse_other(const Rows& x, const Rows& cache) {
   x.typed_as(cache);
+  const auto dtype = x.tensor.dtype();
+  if (dtype.bits * dtype.lanes % 8 != 0) [[unlikely]]
+    x.raise({}, {"DType mismatch: expected elements of whole bytes but got ", dtype});
   if (x.columns != cache.columns) [[unlikely]]
     x.raise(
         {}, {"Size mismatch for a row: expected ", cache.columns, ", that of ", cache.name, ", but got ", x.columns});
@@ -47,31 +50,43 @@ void join(Rows& x, Rows& cache) {
   }
 }
 
-ProgramRows<Copy::kOperands> stored(Rows x, Rows cache) {
-  refuse_other(x, cache);
-  join(x, cache);
-  return copy.rows(Copy::x = x, Copy::out = cache);
-}
+/// One of the two copies of a call.
+struct Part {
+  Rows x;
+  Rows cache;
 
-ProgramRows<Copy::kOperands> gathered(Rows cache, Rows out) {
-  refuse_other(out, cache);
-  join(out, cache);
-  return copy.rows(Copy::x = cache, Copy::out = out);
+  Part(const Rows& rows, const Rows& of_cache) : x(rows), cache(of_cache) {
+    refuse_other(x, cache);
+    join(x, cache);
+  }
+};
+
+/// Copies both parts as words, the widest that all rows consist of: whatever the dtypes, few kernels serve all calls.
+/// \param reads whether rows of the caches are copied, or copied to.
+void copy_parts(bool reads, const Part (&parts)[2]) {
+  std::int64_t bytes = 4;
+  for (const auto& part : parts) {
+    for (const auto* rows : {&part.x, &part.cache}) bytes = rows->word_bytes() < bytes ? rows->word_bytes() : bytes;
+  }
+  const auto words = [&](const Part& part) {
+    const auto x = part.x.in_words(bytes), cache = part.cache.in_words(bytes);
+    return reads ? copy.rows(Copy::x = cache, Copy::out = x) : copy.rows(Copy::x = x, Copy::out = cache);
+  };
+  copy({}, {words(parts[0]), words(parts[1])});
 }
 
 void store_cache(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices) {
   const auto slots = [&](const char* name, const TensorView& cache) {
     return indexed(rows_of(name, cache), "indices", indices, true);
   };
-  copy({}, {stored(rows_of("k", k), slots("k_cache", k_cache)), stored(rows_of("v", v), slots("v_cache", v_cache))});
+  copy_parts(false, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
 }
 
 void gather_cache(TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v) {
   const auto slots = [&](const char* name, const TensorView& cache) {
     return indexed(rows_of(name, cache), "indices", indices);
   };
-  copy(
-      {}, {gathered(slots("k_cache", k_cache), rows_of("k", k)), gathered(slots("v_cache", v_cache), rows_of("v", v))});
+  copy_parts(true, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
 }
 
 void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, TensorView k_rope) {
@@ -81,7 +96,7 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
   if (buffer.columns != columns) [[unlikely]]
     buffer.raise(
         {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", buffer.columns});
-  copy({}, {stored(nope, buffer.slice(0, nope.columns)), stored(rope, buffer.slice(nope.columns, rope.columns))});
+  copy_parts(false, {{nope, buffer.slice(0, nope.columns)}, {rope, buffer.slice(nope.columns, rope.columns)}});
 }
 
 /// A tensor [batch, heads, rows, size] of a window.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch.utils.dlpack import to_dlpack
 
 from sgljit_core import ops
 from sgljit_core.errors import TensorMatchError
@@ -34,15 +37,106 @@ def test_it_keeps_every_bit(op, device):
             assert torch.equal(x, wanted[name]), name
 
 
-def test_nan_and_float8_keep_their_bits(device):
-    for dtype, words in ((torch.float8_e4m3fn, torch.uint8), (torch.bfloat16, torch.int16)):
-        info = torch.iinfo(words)
-        k, v = (torch.randint(info.min, info.max, (3, 2, 96), dtype=words, device=device).view(dtype) for _ in "kv")
-        caches = [zeros(8, 2, 96, dtype=words, device=device).view(dtype) for _ in "kv"]
-        slots = torch.tensor([5, 0, 7], device=device)
+DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+)
+
+
+PLAIN = (0, 0, 0)
+# Elements of a head, and those between heads, behind the heads of a token and before all. Of one byte, each of the last
+# four allows only narrow words, for another reason.
+LAYOUTS = ((8, PLAIN), (8, (1, 14, 0)), (8, (0, 1, 0)), (8, (0, 0, 1)), (7, (1, 0, 0)))
+
+
+def noise(count, size, dtype, device, layout=PLAIN):
+    """Two heads in the midst of others, as random bytes: PyTorch does not copy those of each dtype as they are."""
+    gap, behind, before = (elements * dtype.itemsize for elements in layout)
+    size *= dtype.itemsize
+    stride = 2 * (size + gap) + behind
+    memory = torch.randint(256, ((count + 1) * stride + before,), dtype=torch.uint8, device=device)
+    return memory.as_strided((count, 2, size), (stride, size + gap, 1), before)
+
+
+def check_copies(kinds, layouts, device):
+    """All memory of a cache is compared, also what lies between its rows."""
+    k, v, *caches = (noise(count, *kinds[i % 2], device, layouts[i]) for i, count in enumerate((4, 4, 8, 8)))
+    (_, k_dtype), (_, v_dtype) = kinds
+    slots = torch.tensor([5, -1, 0, 7], device=device)
+    wanted = [cache._base.clone().as_strided(cache.shape, cache.stride(), cache.storage_offset()) for cache in caches]
+    for cache, x in zip(wanted, (k, v), strict=True):
+        cache[[5, 0, 7]] = x[[0, 2, 3]]
+    in_caches = {"k_cache": caches[0].view(k_dtype), "v_cache": caches[1].view(v_dtype), "indices": slots}
+    family.store_cache(k.view(k_dtype), v.view(v_dtype), **in_caches)
+    for cache, expected in zip(caches, wanted, strict=True):
+        assert torch.equal(cache._base, expected._base)
+    slots[1] = 5
+    k, v = (noise(4, *kind, device, layout) for kind, layout in zip(kinds, layouts, strict=False))
+    family.gather_cache(**in_caches, k=k.view(k_dtype), v=v.view(v_dtype))
+    for x, expected in zip((k, v), wanted, strict=True):
+        assert torch.equal(x, expected[[5, 5, 0, 7]])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES if hasattr(torch, name)], ids=str)
+def test_rows_of_every_dtype_keep_their_bits(dtype, device):
+    """Values may have another dtype than keys: each is copied to a cache of its own."""
+    torch.manual_seed(0)
+    for (size, layout), odd in itertools.product(LAYOUTS, range(5)):  # of one tensor, and of all
+        check_copies(((size, dtype), (size, dtype)), [layout if odd in (i, 4) else PLAIN for i in range(4)], device)
+    for size, v_size in ((1, 1), (8, 6), (7, 8), (32, 31)):
+        check_copies(((size, dtype), (v_size, torch.bfloat16)), 4 * [PLAIN], device)
+    for sizes in ((16, 8), (16, 1), (6, 2)):
+        buffer, parts = noise(8, sum(sizes), dtype, device)[:, :1], [noise(4, n, dtype, device)[:, :1] for n in sizes]
+        wanted, slots = buffer.clone(), torch.tensor([5, -1, 0, 7], device=device)
+        family.set_mla_kv_buffer(buffer.view(dtype), slots, *(part.view(dtype) for part in parts))
+        wanted[[5, 0, 7]] = torch.cat(parts, -1)[[0, 2, 3]]
+        assert torch.equal(buffer, wanted)
+
+
+def test_large_rows_of_whole_lines_and_others_are_copied(device):
+    """On the CPU rows of whole lines of 64 bytes go past the caches, if there are many. Caches are poisoned."""
+    torch.manual_seed(0)
+    for size, before in ((4096, 0), (4096, 4), (4096 + 32, 0)):
+        k, v = torch.randint(256, (2, 2200, size), dtype=torch.uint8, device=device)
+        memory = torch.full((2, 2300 * size + 8), 7, dtype=torch.uint8, device=device)
+        caches = memory[:, before : before + 2300 * size].view(2, 2300, size)
+        slots = torch.randperm(2300, device=device)[:2200]
+        slots[::7] = -1
         family.store_cache(k, v, *caches, slots)
-        for x, cache in zip((k, v), caches, strict=True):
-            assert torch.equal(cache.view(words)[slots], x.view(words))
+        wanted = torch.full_like(memory, 7)
+        rows = wanted[:, before : before + 2300 * size].view(2, 2300, size)
+        rows[:, slots[slots >= 0]] = torch.stack((k, v))[:, slots >= 0]
+        assert torch.equal(memory, wanted)
+        got = torch.full((2, 2200, size), 7, dtype=torch.uint8, device=device)
+        family.gather_cache(*caches, slots.abs(), *got)
+        assert torch.equal(got, rows[:, slots.abs()])
+
+
+class Packed:
+    """A tensor of uint8 that says by DLPack that it is of uint4."""
+
+    def __init__(self, x):
+        self._x = x
+
+    def __dlpack_device__(self):
+        return self._x.__dlpack_device__()
+
+    def __dlpack__(self, **_):
+        capsule = to_dlpack(self._x)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + 21).value = 4  # behind the code of the dtype
+        return capsule
+
+
+def test_elements_of_less_than_a_byte_are_refused():
+    """Two of them may share a byte."""
+    k, k_cache = Packed(zeros(2, 1, 8).byte()), Packed(zeros(4, 1, 8).byte())
+    text = r"(?s)^store_cache\(\): Tensor match failed for k, .*expected elements of whole bytes but got uint4"
+    with pytest.raises(TensorMatchError, match=text):
+        family.store_cache(**stored("cpu", k=k, k_cache=k_cache))
 
 
 CHECKED = """
@@ -129,7 +223,7 @@ BAD = {
         "v",
         "expected float16, the dtype of v_cache, but got float32",
     ),
-    "no element": ({"k": zeros(2, 1, 8).long(), "k_cache": zeros(4, 1, 8).long()}, "k", "but got int64"),
+    "dtype as wide": ({"k": zeros(2, 1, 8).int()}, "k", "expected float32, the dtype of k_cache, but got int32"),
     "size of v": ({"v": zeros(2, 1, 6)}, "v", "for a row: expected 8, that of v_cache, but got 6"),
     "heads of k_cache": ({"k_cache": zeros(4, 2, 8)}, "k_cache", "the rows of each: expected 1 but got 2"),
     "tokens of v": ({"v": zeros(3, 1, 8)}, "v", "number of rows: expected 2, the elements of indices, but got 3"),
