@@ -31,6 +31,14 @@ def gelu_tanh_and_mul(model: ModelShape | None) -> Calls:
     return _calls(model, "gelu_tanh")
 
 
+def clamped_swiglu(model: ModelShape | None) -> Calls:
+    """Usual sizes in every layout; a model's config doesn't say which it has."""
+    for call in _calls(None, "") if model is None else ():
+        yield call
+        if "up" not in call:
+            yield {**call, "is_interleaved": True}
+
+
 def silu_and_mul_quant(model: ModelShape | None) -> Calls:
     """Usual sizes; a model's config doesn't say what is quantised, and how."""
     for dtype in ("float16", "bfloat16") if model is None else ():

@@ -11,8 +11,7 @@ def _new_out(
     input: torch.Tensor,  # noqa: A002 - as the ops
     _out: torch.Tensor | None,
     up: torch.Tensor | None,
-    *,
-    round_first: bool = False,
+    **_others: object,
 ) -> torch.Tensor:
     """The tensor that is written where ``out`` is None."""
     if up is not None:
@@ -97,6 +96,40 @@ def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``silu_and_mul``.
+    """
+
+
+@FAMILY.op(mutates=("out",), fake=_new_out)
+def clamped_swiglu(  # type: ignore[empty-body]  # it is C++
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_interleaved: bool = False,
+) -> torch.Tensor:
+    """``(up + 1) * gate * sigmoid(alpha * gate)``, after a limit: the activation of gpt-oss's experts.
+
+    A gate above ``limit`` counts as ``limit``, and ``up`` is limited on both sides, to ``-limit`` and ``limit``.
+    Computed in float32 and rounded once, at the end; PyTorch, and so transformers, rounds after each operation. The
+    rest is as in ``silu_and_mul``.
+
+    Args:
+        input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
+        out: [..., d]; a new tensor if None.
+        up: like the gate; None if it is in ``input``.
+        alpha: what the gate is multiplied by in the sigmoid.
+        limit: positive; infinity for none.
+        is_interleaved: whether ``input`` has gates and values in turn, as gpt-oss's weights give them: gates at even
+            places. Else the gate comes first. On the CPU these take many times as long.
+
+    Returns:
+        ``out``, or the new tensor.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: as ``silu_and_mul``.
+        ValueError: as ``silu_and_mul``; ``limit`` is not positive, or NaN; ``up`` is given with ``is_interleaved``.
     """
 
 

@@ -49,6 +49,25 @@ def gelu_tanh_and_mul(
     return _activated(lambda x: x * torch.sigmoid(twice * (x + 0.044715 * x**3)), input, out, up)
 
 
+def clamped_swiglu(
+    input: torch.Tensor,  # noqa: A002 - as the op
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_interleaved: bool = False,
+) -> torch.Tensor:
+    """``(up + 1) * gate * sigmoid(alpha * gate)`` of what is within the limit."""
+    if is_interleaved:
+        gate, values = input[..., ::2], input[..., 1::2]
+    else:
+        gate, values = input.chunk(2, dim=-1) if up is None else (input, up)
+    limited = gate.double().clamp(max=limit)
+    result = (values.double().clamp(-limit, limit) + 1) * limited * torch.sigmoid(alpha * limited)
+    return result.to(input.dtype) if out is None else out.copy_(result)
+
+
 def silu_and_mul_quant(
     input: torch.Tensor,  # noqa: A002 - as the op
     output_q: torch.Tensor,

@@ -33,6 +33,16 @@ def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**sample, "round_first": True}
 
 
+def clamped_swiglu(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, with gates and values also in turn, and other numbers than gpt-oss's."""
+    for number, sample in enumerate(gelu_and_mul(device)):
+        yield sample
+        if sample.get("up") is None:
+            yield {**sample, "is_interleaved": True}
+        if number % 4 == 1:
+            yield {**sample, "alpha": 1.0, "limit": 2.5}
+
+
 def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
     """Every dtype and kind of scale, with the activation rounded first and not; dense and strided rows."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
