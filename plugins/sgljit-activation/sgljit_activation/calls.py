@@ -45,6 +45,7 @@ def silu_and_mul_quant(model: ModelShape | None) -> Calls:
         rows = {"input": TensorSpec((TOKENS, 2 * 4096), dtype), "output_q": TensorSpec((TOKENS, 4096), "float8_e4m3fn")}
         for scales in (1, 4096 // 128):
             yield {**rows, "output_s": TensorSpec((TOKENS, scales), "float32")}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 4096 // 512), "int32"), "scale_ue8m0": True}
         yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
 
 

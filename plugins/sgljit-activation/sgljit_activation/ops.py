@@ -141,6 +141,7 @@ def silu_and_mul_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``output_q = silu(gate) * up / output_s`` in FP8 or int8, with the activation of ``silu_and_mul``.
 
@@ -156,11 +157,15 @@ def silu_and_mul_quant(
         output_q: [..., d], float8_e4m3fn or int8, with a row distance of its own.
         output_s: float32. [1] if ``is_static``: the scale, which is read. Else with any strides, and written: [rows, 1]
             for a scale of each row, or [rows, d / 128] for one of each 128 neighbours. For d = 128 these are the same.
+            Or, with ``scale_ue8m0``, int32, [rows, ceil(d / 512)] with any strides: four exponents to a word, each plus
+            127, the first in the lowest byte. Bytes beyond the groups are not written.
         is_static: whether the scale is given. It should be positive; this is not checked.
         round_first: whether ``y`` is rounded to the input's dtype first: the bits of ``silu_and_mul`` and a
             quantisation after it.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: an output shares memory with itself or another argument.
+        ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
+            ``scale_ue8m0``; that comes with ``is_static``.
     """
