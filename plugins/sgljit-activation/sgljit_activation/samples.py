@@ -56,8 +56,8 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                     scale = torch.full((1,), 0.02, device=device)
                     yield {"input": x, "output_q": q, "output_s": scale, "is_static": True, "round_first": True}
                     if size % 128 == 0 and rows == 3:
-                        for scales in _of_powers(rows, size, device):
-                            yield {"input": x, "output_q": q, "output_s": scales, "scale_ue8m0": True}
+                        for powers in _of_powers(rows, size, device):
+                            yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}
 
 
 def _of_powers(rows: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
