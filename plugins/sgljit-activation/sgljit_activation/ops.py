@@ -159,9 +159,12 @@ def silu_and_mul_quant(
             for a scale of each row, or [rows, d / 128] for one of each 128 neighbours. For d = 128 these are the same.
             Or, with ``scale_ue8m0``, int32, [rows, ceil(d / 512)] with any strides: four exponents to a word, each plus
             127, the first in the lowest byte. Bytes beyond the groups are not written.
-        is_static: whether the scale is given. It should be positive; this is not checked.
-        round_first: whether ``y`` is rounded to the input's dtype first: the bits of ``silu_and_mul`` and a
-            quantisation after it.
+        is_static: whether the scale is given. It should be positive; this is not checked. By a scale of 0 what is not 0
+            saturates, and 0 becomes NaN; by infinity finite values become zeros; by NaN all become NaN. NaN is 0 in
+            int8.
+        round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``silu_and_mul``, without
+            its own ``round_first``, and a quantisation after it. PyTorch's chain also rounds ``silu(gate)``, so 2 to
+            3 % of its bytes are others.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 
     Raises:

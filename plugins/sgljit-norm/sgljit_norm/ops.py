@@ -286,7 +286,9 @@ def rmsnorm_quant(
             strides: four exponents to a word, each plus 127, the first in the lowest byte. Bytes beyond the groups are
             not written.
         eps: at least 0; added to the mean of squares.
-        is_static: whether the scale is given. It should be positive; this is not checked.
+        is_static: whether the scale is given. It should be positive; this is not checked. By a scale of 0 what is not 0
+            saturates, and 0 becomes NaN; by infinity finite values become zeros; by NaN all become NaN. NaN is 0 in
+            int8.
         round_first: whether ``y`` is rounded to the input's dtype first, as by ``rmsnorm`` and a quantisation after it.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 

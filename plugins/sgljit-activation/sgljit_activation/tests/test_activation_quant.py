@@ -247,6 +247,20 @@ def test_zeros_nan_and_infinity_stay_in_their_group(dtype: torch.dtype, device: 
         assert (q[0, 384:].float() == 448).all()
 
 
+def test_a_given_scale_that_is_not_positive(device: torch.device):
+    gate, up = torch.full((1, 4), 20.0, device=device), torch.tensor([[1.0, -1.0, 0.0, 2.0]], device=device)
+    x, nan = torch.cat([gate, up], 1), math.nan
+    for given, floats, integers in (
+        (0.0, [448, -448, nan, 448], [127, -128, 0, 127]),
+        (math.inf, [0, 0, 0, 0], [0, 0, 0, 0]),
+        (nan, [nan] * 4, [0] * 4),
+    ):
+        for dtype, expected in ((FP8, floats), (torch.int8, integers)):
+            q = torch.full((1, 4), 7.0, device=device).to(dtype)
+            family.silu_and_mul_quant(x, q, torch.tensor([given], device=device), is_static=True)
+            assert q[0].float().tolist() == pytest.approx(expected, nan_ok=True)
+
+
 BAD = {
     "dtype of input": ({"input": torch.zeros(3, 512).int()}, "input", "float16, bfloat16] but got int32"),
     "odd": ({"input": torch.zeros(3, 511)}, "input", "2 parts of equal size, got 511 elements"),

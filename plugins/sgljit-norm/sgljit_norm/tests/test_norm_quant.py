@@ -291,6 +291,15 @@ def test_a_product_beyond_float32_is_infinite_and_saturates(device: torch.device
     assert (q[0, 128:].float() == 448).all()
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [(0.0, [448, -448, math.nan]), (math.inf, [0, 0, 0]), (math.nan, [math.nan] * 3)]
+)
+def test_a_given_scale_that_is_not_positive(given: float, expected: list[float], device: torch.device):
+    x, q = torch.tensor([[1.0, -2.0, 0.0]], device=device), torch.empty(1, 3, dtype=FP8, device=device)
+    norm.rmsnorm_quant(x, torch.ones(3, device=device), q, torch.tensor([given], device=device), is_static=True)
+    assert q[0].float().tolist() == pytest.approx(expected, nan_ok=True)
+
+
 BAD = {
     "dtype of input": ({"input": torch.zeros(3, 256).int()}, "input", "float16, bfloat16] but got int32"),
     "dimensions of input": ({"input": torch.zeros(1, 3, 256)}, "input", "expected 2 but got 3"),
