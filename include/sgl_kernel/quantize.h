@@ -14,9 +14,9 @@
 ///     }
 ///   };
 /// \endcode
-/// `Scale` is `sgl::GivenScale`, `sgl::RowScale`, `sgl::GroupScale<128>` or `sgl::GroupExponent<128>`. The dtype of `q`
-/// says what a value becomes: the conversion rounds to nearest even, saturates at 448, or at -128 and 127, and keeps
-/// NaN, which is 0 in int8. A maximum ignores NaN.
+/// `Scale` is `sgl::GivenScale`, `sgl::RowScale`, `sgl::GroupScale<128>`, the same in powers of two, `sgl::RowPower`
+/// and `sgl::GroupPower<128>`, or `sgl::GroupExponent<128>`. The dtype of `q` says what a value becomes: the conversion
+/// rounds to nearest even, saturates at 448, or at -128 and 127, and keeps NaN, 0 in int8. A maximum ignores NaN.
 
 #include <sgl_kernel/row_program.h>
 
@@ -64,39 +64,66 @@ struct GivenScale {
   }
 };
 
-/// \brief A scale for each row, which is written.
-struct RowScale {
+namespace details {
+
+template <bool kIsPower>
+SGL_HD float scale_or_power(float largest, float limit) {
+  if constexpr (kIsPower) return power_for(largest, limit);
+  else return scale_for(largest, limit);
+}
+
+}  // namespace details
+
+/// \brief A scale for each row, which is written: `RowScale`, or `RowPower`, the next power of two.
+template <bool kIsPower>
+struct ScaleOfRow {
   template <typename Row, int kQ, int kScale, typename Value, typename... Others>
   SGL_HD static auto store(
       const Row& row, Operand<kQ> q, Operand<kScale> scale, const Value& value, const Others&... others) {
-    const float found = scale_for(row.max([](float v) { return sgl::abs(v); }, value), row.largest_of(q));
+    const float largest = row.max([](float v) { return sgl::abs(v); }, value);
+    const float found = details::scale_or_power<kIsPower>(largest, row.largest_of(q));
     const float inverse = 1 / found;
     return sgl::store(others..., q = sgl::map([=](float v) { return v * inverse; }, value), scale = found);
   }
 };
+using RowScale = ScaleOfRow<false>;
+using RowPower = ScaleOfRow<true>;
 
-/// \brief A scale for each group of `kSize` neighbours of a row, which is written.
-template <int kSize>
-struct GroupScale {
+/// \brief A scale for each group of `kSize` neighbours of a row, which is written: `GroupScale`, or `GroupPower`.
+template <int kSize, bool kIsPower>
+struct ScaleOfGroup {
   template <typename Row, int kQ, int kScales, typename Value, typename... Others>
   SGL_HD static auto store(
       const Row& row, Operand<kQ> q, Operand<kScales> scales, const Value& value, const Others&... others) {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
     const float limit = row.largest_of(q);
-    const auto found = row.keep(sgl::map([=](float v) { return scale_for(v, limit); }, largest));
+    const auto found =
+        row.keep(sgl::map([=](float v) { return details::scale_or_power<kIsPower>(v, limit); }, largest));
     const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, found));
     const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
     return sgl::store(others..., q = quantized, scales = found);
   }
 };
+template <int kSize>
+using GroupScale = ScaleOfGroup<kSize, false>;
+template <int kSize>
+using GroupPower = ScaleOfGroup<kSize, true>;
 
 /// \brief A power of two for each group of `kSize` neighbours of a row, not below the scale of `GroupScale` of a
-/// magnitude of at least `least`. Its exponent is written, plus 127, to a byte: float8_e8m0fnu.
+/// magnitude of at least `least`, 0 where that is left out. Its exponent is written, plus 127, to a byte:
+/// float8_e8m0fnu.
 template <int kSize>
 struct GroupExponent {
-  template <typename Row, int kQ, int kExponents, typename Value>
+  template <typename Row, int kQ, int kExponents, typename Value, int... kOther, typename... T>
   SGL_HD static auto store(
-      const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value, float least) {
+      const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value,
+      const Bound<kOther, T>&... others) {
+    return store(row, q, exponents, value, 0.0f, others...);
+  }
+  template <typename Row, int kQ, int kExponents, typename Value, int... kOther, typename... T>
+  SGL_HD static auto store(
+      const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value, float least,
+      const Bound<kOther, T>&... others) {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
     const float limit = row.largest_of(q);
     const auto power = row.keep(sgl::map([=](float v) { return power_for(at_least(v, least), limit); }, largest));
@@ -104,7 +131,7 @@ struct GroupExponent {
     const auto biased =
         sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);
     const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
-    return sgl::store(q = quantized, exponents = biased);
+    return sgl::store(others..., q = quantized, exponents = biased);
   }
 };
 
@@ -167,6 +194,84 @@ inline Rows of_groups(const Rows& scales) {
   result.element_stride = 1;
   return result;
 }
+
+/// \brief Refuses scales of powers of two that nobody asked for, or that are given.
+/// \throws ValueError.
+inline void check_powers(const char* op, const TensorView& output_s, bool is_static, bool scale_ue8m0) {
+  if (is_static && scale_ue8m0) [[unlikely]]
+    throw Error("ValueError", op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
+  if (is_type<std::int32_t>(output_s.dtype()) && !is_static && !scale_ue8m0) [[unlikely]]
+    throw Error("ValueError", op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
+}
+
+/// \brief A tensor [rows, ceil(groups / 4)] of int32 with any strides: the exponents of groups of 128, four to a word,
+/// the first in its lowest byte. Bytes of a last word beyond the groups are left. Its rows live as long as it does.
+struct PackedExponents {
+ public:
+  static constexpr std::int64_t kWord = 4, kGroup = 128;
+
+  /// Words of each row, from number `first` on, which have `groups` groups each.
+  struct Part {
+    std::int64_t first, words, groups;
+
+    /// \brief The groups of each word as a row of its own.
+    Rows of(const Rows& rows) const {
+      const auto size = groups * kGroup;
+      return in_groups(rows.slice(first * kWord * kGroup, words * size), size);
+    }
+  };
+
+  /// \throws TensorMatchError if it does not fit to `like`.
+  PackedExponents(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {})
+      : PackedExponents(like, values(name, tensor, location), location) {}
+  PackedExponents(const PackedExponents&) = delete;
+  PackedExponents& operator=(const PackedExponents&) = delete;
+
+  /// \brief For a program of whole rows.
+  Rows of_rows() const {
+    return m_words == 1 ? m_bytes.slice(0, m_groups) : m_bytes;
+  }
+  /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
+  template <typename F, typename Bind>
+  void run(RowProgram<F>& of_one, RowProgram<F, 2>& of_two, const F& f, const Bind& bind) const {
+    const auto rest = m_groups % kWord;
+    const Part whole = {0, m_groups / kWord, kWord}, last = {whole.words, 1, rest};
+    const auto rows = [&](const Part& part) {
+      auto bytes = m_bytes.slice(0, part.groups);
+      bytes.data = static_cast<char*>(m_bytes.data) + part.first * m_bytes.inner_stride;
+      bytes.inner = part.words;
+      return bind(part, bytes);
+    };
+    if (rest == 0) return of_one(f, {rows(whole)});
+    if (whole.words == 0) return of_one(f, {rows(last)});
+    of_two(f, {rows(whole), rows(last)});
+  }
+
+ private:
+  PackedExponents(const Rows& like, const Rows& words, DebugInfo location)
+      : m_groups(div_ceil(like.columns, kGroup)),
+        m_words(div_ceil(m_groups, kWord)),
+        m_shape{words.count, words.columns, kWord},
+        m_strides{words.stride * kWord, words.element_stride * kWord, 1},
+        m_bytes(m_bytes_of(words)) {
+    if (like.columns % kGroup != 0 || words.count != like.count || words.columns != m_words) [[unlikely]]
+      words.raise(
+          location, {"Size mismatch: expected [", like.count, ", ", m_words, "], a word for each ", kWord * kGroup,
+                     " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
+  }
+
+  Rows m_bytes_of(const Rows& words) {
+    const DLTensor bytes = {words.data, words.tensor.device(), 3, dtype_of<std::uint8_t>::value, m_shape, m_strides, 0};
+    auto result = heads(words.name, TensorView(&bytes));
+    result.location = words.location;
+    result.takes_bytes = true;
+    return result;
+  }
+
+  std::int64_t m_groups, m_words;
+  std::int64_t m_shape[3], m_strides[3];
+  Rows m_bytes;
+};
 
 }  // namespace host
 

@@ -893,7 +893,10 @@ struct ProgramRow {
       constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
       void* row = m_find<kOperand>();
       if (part.index % kLanes != 0 || !m_is_there<kOperand>(row)) return;
-      void* place = pointer::offset(row, part.index / kLanes * m_segment.more[kOperand].group_stride);
+      const int64_t group = part.index / kLanes;
+      void* place = has(kOperand, sgl::kOneValue)
+                        ? pointer::offset(row, group / 4 * m_segment.places[kOperand].inner_stride, group % 4)
+                        : pointer::offset(row, group * m_segment.more[kOperand].group_stride);
       float floats[kTogether];
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);

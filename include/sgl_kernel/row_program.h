@@ -1000,10 +1000,15 @@ inline void match_segment(
           {"Size mismatch for a row: expected whole groups of ", roles.group_size, " but got ", segment.columns});
     if (rows.element_stride != 1 && !is_of_groups && !is_list)
       rows.raise(location, {"Stride mismatch: expected the elements of a row side by side"});
+    // The bytes of groups may be those of words, as inner rows of four bytes.
+    const auto groups = roles.group_size != 0 ? segment.columns / roles.group_size : 0;
+    const bool is_of_words = is_of_groups && inner == 1 && rows.inner > 1;
+    const auto own_inner = is_of_words ? div_ceil(groups, std::int64_t{4}) : inner;
     const auto columns = is_list        ? roles.list_size
                          : is_value     ? 1
                          : is_of_pairs  ? rows.columns
-                         : is_of_groups ? segment.columns / roles.group_size
+                         : is_of_words  ? 4
+                         : is_of_groups ? groups
                                         : segment.columns;
     if (rows.columns != columns)
       rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
@@ -1013,9 +1018,9 @@ inline void match_segment(
         rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", outer_of(rows)});
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});
     }
-    if (!is_for_all && inner_of(rows) != inner && (rows.inner != Rows::kForAllInner || is_written))
-      rows.raise(location, {"Size mismatch for the rows of each: expected ", inner, " but got ", inner_of(rows)});
-    std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value ? sgl::kOneValue : 0);
+    if (!is_for_all && inner_of(rows) != own_inner && (rows.inner != Rows::kForAllInner || is_written))
+      rows.raise(location, {"Size mismatch for the rows of each: expected ", own_inner, " but got ", inner_of(rows)});
+    std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value || is_of_words ? sgl::kOneValue : 0);
     if (rows.index != nullptr) {
       const auto index_type = rows.index->dtype();
       if (!is_type<std::int32_t>(index_type) && !is_type<std::int64_t>(index_type))

@@ -438,11 +438,13 @@ struct ProgramRow {
     } else if constexpr (sgl::details::kGroupSize<T> != 0) {
       using U = element_t<kOperand>;
       auto* place = static_cast<char*>(m_find<kOperand>());
-      for (std::int64_t i = 0; i < m_columns; i += sgl::details::kGroupSize<T>) {
+      const auto to_word = m_segment.places[kOperand].inner_stride - 4;
+      for (std::int64_t i = 0, group = 0; i < m_columns; i += sgl::details::kGroupSize<T>) {
         float value[1];
         output.value.open(details::RowPart<1>{i, 1}).get(0, value);
         *reinterpret_cast<U*>(place) = from_float<U>(value[0]);
         place += m_segment.more[kOperand].group_stride;
+        if (s_has(kOperand, sgl::kOneValue) && ++group % 4 == 0) place += to_word;
       }
     }
   }

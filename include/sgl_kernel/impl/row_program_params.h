@@ -25,7 +25,7 @@ struct RowPlaceMore {
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
-/// int64; one row for all rows, which nobody writes; one value for each row.
+/// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
 /// \brief Among these bits: no segment has inner rows.
 inline constexpr unsigned long long kIsFlat = 1ull << 63;

@@ -9,6 +9,7 @@ from ._version import __version__
 
 __all__ = [
     "__version__",
+    "clamped_swiglu",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "silu_and_mul",
@@ -16,7 +17,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .ops import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
+    from .ops import clamped_swiglu, gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
 else:
     from sgljit_core.lazy import attributes
 

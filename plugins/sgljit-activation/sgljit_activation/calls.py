@@ -31,12 +31,21 @@ def gelu_tanh_and_mul(model: ModelShape | None) -> Calls:
     return _calls(model, "gelu_tanh")
 
 
+def clamped_swiglu(model: ModelShape | None) -> Calls:
+    """Usual sizes in every layout; a model's config doesn't say which it has."""
+    for call in _calls(None, "") if model is None else ():
+        yield call
+        if "up" not in call:
+            yield {**call, "is_interleaved": True}
+
+
 def silu_and_mul_quant(model: ModelShape | None) -> Calls:
     """Usual sizes; a model's config doesn't say what is quantised, and how."""
     for dtype in ("float16", "bfloat16") if model is None else ():
         rows = {"input": TensorSpec((TOKENS, 2 * 4096), dtype), "output_q": TensorSpec((TOKENS, 4096), "float8_e4m3fn")}
         for scales in (1, 4096 // 128):
             yield {**rows, "output_s": TensorSpec((TOKENS, scales), "float32")}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 4096 // 512), "int32"), "scale_ue8m0": True}
         yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
 
 

@@ -11,8 +11,7 @@ def _new_out(
     input: torch.Tensor,  # noqa: A002 - as the ops
     _out: torch.Tensor | None,
     up: torch.Tensor | None,
-    *,
-    round_first: bool = False,
+    **_others: object,
 ) -> torch.Tensor:
     """The tensor that is written where ``out`` is None."""
     if up is not None:
@@ -100,6 +99,40 @@ def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
     """
 
 
+@FAMILY.op(mutates=("out",), fake=_new_out)
+def clamped_swiglu(  # type: ignore[empty-body]  # it is C++
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_interleaved: bool = False,
+) -> torch.Tensor:
+    """``(up + 1) * gate * sigmoid(alpha * gate)``, after a limit: the activation of gpt-oss's experts.
+
+    A gate above ``limit`` counts as ``limit``, and ``up`` is limited on both sides, to ``-limit`` and ``limit``.
+    Computed in float32 and rounded once, at the end; PyTorch, and so transformers, rounds after each operation. The
+    rest is as in ``silu_and_mul``.
+
+    Args:
+        input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
+        out: [..., d]; a new tensor if None.
+        up: like the gate; None if it is in ``input``.
+        alpha: what the gate is multiplied by in the sigmoid.
+        limit: positive; infinity for none.
+        is_interleaved: whether ``input`` has gates and values in turn, as gpt-oss's weights give them: gates at even
+            places. Else the gate comes first. On the CPU these take many times as long.
+
+    Returns:
+        ``out``, or the new tensor.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: as ``silu_and_mul``.
+        ValueError: as ``silu_and_mul``; ``limit`` is not positive, or NaN; ``up`` is given with ``is_interleaved``.
+    """
+
+
 @FAMILY.op(mutates=("output_q", "output_s"))
 def silu_and_mul_quant(
     input: torch.Tensor,  # noqa: A002 - as engines pass it
@@ -108,6 +141,7 @@ def silu_and_mul_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``output_q = silu(gate) * up / output_s`` in FP8 or int8, with the activation of ``silu_and_mul``.
 
@@ -123,11 +157,18 @@ def silu_and_mul_quant(
         output_q: [..., d], float8_e4m3fn or int8, with a row distance of its own.
         output_s: float32. [1] if ``is_static``: the scale, which is read. Else with any strides, and written: [rows, 1]
             for a scale of each row, or [rows, d / 128] for one of each 128 neighbours. For d = 128 these are the same.
-        is_static: whether the scale is given. It should be positive; this is not checked.
-        round_first: whether ``y`` is rounded to the input's dtype first: the bits of ``silu_and_mul`` and a
-            quantisation after it.
+            Or, with ``scale_ue8m0``, int32, [rows, ceil(d / 512)] with any strides: four exponents to a word, each plus
+            127, the first in the lowest byte. Bytes beyond the groups are not written.
+        is_static: whether the scale is given. It should be positive; this is not checked. By a scale of 0 what is not 0
+            saturates, and 0 becomes NaN; by infinity finite values become zeros; by NaN all become NaN. NaN is 0 in
+            int8.
+        round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``silu_and_mul``, without
+            its own ``round_first``, and a quantisation after it. PyTorch's chain also rounds ``silu(gate)``, so 2 to
+            3 % of its bytes are others.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: an output shares memory with itself or another argument.
+        ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
+            ``scale_ue8m0``; that comes with ``is_static``.
     """

@@ -49,6 +49,25 @@ def gelu_tanh_and_mul(
     return _activated(lambda x: x * torch.sigmoid(twice * (x + 0.044715 * x**3)), input, out, up)
 
 
+def clamped_swiglu(
+    input: torch.Tensor,  # noqa: A002 - as the op
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_interleaved: bool = False,
+) -> torch.Tensor:
+    """``(up + 1) * gate * sigmoid(alpha * gate)`` of what is within the limit."""
+    if is_interleaved:
+        gate, values = input[..., ::2], input[..., 1::2]
+    else:
+        gate, values = input.chunk(2, dim=-1) if up is None else (input, up)
+    limited = gate.double().clamp(max=limit)
+    result = (values.double().clamp(-limit, limit) + 1) * limited * torch.sigmoid(alpha * limited)
+    return result.to(input.dtype) if out is None else out.copy_(result)
+
+
 def silu_and_mul_quant(
     input: torch.Tensor,  # noqa: A002 - as the op
     output_q: torch.Tensor,
@@ -56,6 +75,7 @@ def silu_and_mul_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``silu(gate) * up`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient for FP8, not rounded."""
     is_int8 = output_q.dtype is torch.int8
@@ -68,11 +88,32 @@ def silu_and_mul_quant(
     if is_static:
         quotient = y / output_s.double()
     else:
-        groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
+        is_packed = output_s.dtype is torch.int32
+        count = y.shape[-1] // 128 if is_packed else output_s.shape[-1]
+        groups = y.reshape(len(output_s), count, y.shape[-1] // max(1, count))
         largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
-        output_s.copy_((largest / limit).clamp(2.0**-126, torch.finfo(torch.float32).max))
-        quotient = (groups / output_s.double()[..., None]).reshape(output_q.shape)
+        scale = (largest / limit).clamp(2.0**-126, torch.finfo(torch.float32).max)
+        scale = _power(scale) if scale_ue8m0 else scale
+        if is_packed:
+            _pack(scale, output_s)
+        else:
+            output_s.copy_(scale)
+            scale = output_s.double()
+        quotient = (groups / scale[..., None]).reshape(output_q.shape)
     output_q.copy_(quotient.nan_to_num(nan=0.0).round().clamp(-128, 127) if is_int8 else quotient.clamp(-448, 448))
+
+
+def _power(scale: torch.Tensor) -> torch.Tensor:
+    """The smallest power of two that is not below, and 2**127 at most."""
+    fraction, exponent = torch.frexp(scale)
+    return torch.exp2((exponent - (fraction == 0.5).int()).clamp(max=127).double())
+
+
+def _pack(scale: torch.Tensor, words: torch.Tensor) -> None:
+    """Exponents of powers of two, plus 127, as bytes of words."""
+    bytes_ = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    bytes_[:, : scale.shape[1]] = torch.log2(scale) + 127
+    words.copy_(bytes_.view(torch.int32))
 
 
 def _activated(

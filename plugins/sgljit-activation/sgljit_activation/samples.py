@@ -33,6 +33,16 @@ def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**sample, "round_first": True}
 
 
+def clamped_swiglu(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, with gates and values also in turn, and other numbers than gpt-oss's."""
+    for number, sample in enumerate(gelu_and_mul(device)):
+        yield sample
+        if sample.get("up") is None:
+            yield {**sample, "is_interleaved": True}
+        if number % 4 == 1:
+            yield {**sample, "alpha": 1.0, "limit": 2.5}
+
+
 def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
     """Every dtype and kind of scale, with the activation rounded first and not; dense and strided rows."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -45,3 +55,12 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                         yield {"input": x, "output_q": q, "output_s": torch.empty(scales, rows, device=device).t()}
                     scale = torch.full((1,), 0.02, device=device)
                     yield {"input": x, "output_q": q, "output_s": scale, "is_static": True, "round_first": True}
+                    if size % 128 == 0 and rows == 3:
+                        for powers in _of_powers(rows, size, device):
+                            yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}
+
+
+def _of_powers(rows: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """By rows, and packed in words by columns."""
+    yield torch.empty(rows, size // 128, device=device)
+    yield torch.zeros(-(-size // 512), 4, dtype=torch.int32, device=device).t()[:rows]

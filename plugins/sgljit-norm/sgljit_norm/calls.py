@@ -89,6 +89,8 @@ def rmsnorm_quant(model: ModelShape | None) -> Calls:
             for scales in (1, size // 128):
                 if scales == 1 or size % 128 == 0:
                     yield {**rows, "output_s": _rows(scales, "float32")}
+            if size % 512 == 0:
+                yield {**rows, "output_s": _rows(size // 512, "int32"), "scale_ue8m0": True}
             yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
 
 

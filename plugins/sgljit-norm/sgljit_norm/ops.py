@@ -266,6 +266,7 @@ def rmsnorm_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``output_q = y / output_s`` in FP8 or int8, with ``y = input / sqrt(mean(input**2, -1) + eps) * weight``.
 
@@ -281,14 +282,20 @@ def rmsnorm_quant(
         output_q: float8_e4m3fn or int8, of the input's shape, with a row stride of its own.
         output_s: float32. [1] if ``is_static``: the scale, which is read. Else with any strides, and written:
             [tokens, 1] for a scale of each row, or [tokens, hidden / 128] for one of each 128 neighbours. For a hidden
-            size of 128 these are the same.
+            size of 128 these are the same. Or, with ``scale_ue8m0``, int32, [tokens, ceil(hidden / 512)] with any
+            strides: four exponents to a word, each plus 127, the first in the lowest byte. Bytes beyond the groups are
+            not written.
         eps: at least 0; added to the mean of squares.
-        is_static: whether the scale is given. It should be positive; this is not checked.
+        is_static: whether the scale is given. It should be positive; this is not checked. By a scale of 0 what is not 0
+            saturates, and 0 becomes NaN; by infinity finite values become zeros; by NaN all become NaN. NaN is 0 in
+            int8.
         round_first: whether ``y`` is rounded to the input's dtype first, as by ``rmsnorm`` and a quantisation after it.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: an output shares memory with itself or another argument; ``eps`` is negative or NaN.
+        ValueError: an output shares memory with itself or another argument; ``eps`` is negative or NaN; ``output_s`` is
+            int32 without ``scale_ue8m0``; that comes with ``is_static``.
     """
 
 
@@ -303,6 +310,7 @@ def fused_add_rmsnorm_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``residual = input + residual``, then ``output_q = rmsnorm(residual) / output_s`` in FP8 or int8.
 
@@ -315,10 +323,11 @@ def fused_add_rmsnorm_quant(
             own.
         weight: [hidden], contiguous, float16, bfloat16 or float32.
         output_q: float8_e4m3fn or int8, of the input's shape.
-        output_s: float32: [1], which is read, if ``is_static``; else [tokens, 1] or [tokens, hidden / 128].
+        output_s: float32: [1], which is read, if ``is_static``; else [tokens, 1] or [tokens, hidden / 128]; or int32.
         eps: at least 0; added to the mean of squares.
         is_static: whether the scale is given.
         round_first: whether what is quantised is rounded to the input's dtype first.
+        scale_ue8m0: whether each scale is rounded up to a power of two.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``rmsnorm_quant``.

@@ -148,11 +148,12 @@ def rmsnorm_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``rmsnorm`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient that is rounded to it."""
     y = input.new_empty(input.shape, dtype=torch.float64)
     rmsnorm(input, weight, y, eps)
-    _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static)
+    _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static, scale_ue8m0)
 
 
 def fused_add_rmsnorm_quant(
@@ -165,12 +166,13 @@ def fused_add_rmsnorm_quant(
     *,
     is_static: bool = False,
     round_first: bool = False,
+    scale_ue8m0: bool = False,
 ) -> None:
     """``fused_add_rmsnorm`` in FP8 or int8: the residual gets the sum, and ``input`` stays."""
     y = input.double() + residual.double()
     residual.copy_(y)
     rmsnorm(y, weight, None, eps)
-    _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static)
+    _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static, scale_ue8m0)
 
 
 def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -179,14 +181,37 @@ def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return y.to(dtype).double()
 
 
-def _quantize(y: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, is_static: bool) -> None:
+def _quantize(
+    y: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, is_static: bool, scale_ue8m0: bool
+) -> None:
     is_int8 = output_q.dtype is torch.int8
     limit = 127 if is_int8 else 448
     if is_static:
         quotient = y / output_s.double()
     else:
-        groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
+        is_packed = output_s.dtype is torch.int32
+        count = y.shape[-1] // 128 if is_packed else output_s.shape[-1]
+        groups = y.reshape(len(output_s), count, y.shape[-1] // max(1, count))
         largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
-        output_s.copy_((largest / limit).clamp(2.0**-126, torch.finfo(torch.float32).max))
-        quotient = (groups / output_s.double()[..., None]).reshape(output_q.shape)
+        scale = (largest / limit).clamp(2.0**-126, torch.finfo(torch.float32).max)
+        scale = _power(scale) if scale_ue8m0 else scale
+        if is_packed:
+            _pack(scale, output_s)
+        else:
+            output_s.copy_(scale)
+            scale = output_s.double()
+        quotient = (groups / scale[..., None]).reshape(output_q.shape)
     output_q.copy_(quotient.nan_to_num(nan=0.0).round().clamp(-128, 127) if is_int8 else quotient.clamp(-448, 448))
+
+
+def _power(scale: torch.Tensor) -> torch.Tensor:
+    """The smallest power of two that is not below, and 2**127 at most."""
+    fraction, exponent = torch.frexp(scale)
+    return torch.exp2((exponent - (fraction == 0.5).int()).clamp(max=127).double())
+
+
+def _pack(scale: torch.Tensor, words: torch.Tensor) -> None:
+    """Exponents of powers of two, plus 127, as bytes of words."""
+    bytes_ = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    bytes_[:, : scale.shape[1]] = torch.log2(scale) + 127
+    words.copy_(bytes_.view(torch.int32))

@@ -96,12 +96,21 @@ def rmsnorm_quant(device: torch.device) -> Iterator[Sample]:
                         yield {**sample, "output_s": torch.empty(scales, rows, device=device).t(), "round_first": True}
                     scale = torch.full((1,), 0.02, device=device)
                     yield {**sample, "output_s": scale, "eps": 1e-5, "is_static": True}
+                    if size % 128 == 0 and rows == 3:
+                        for powers in _of_powers(rows, size, device):
+                            yield {**sample, "output_s": powers, "round_first": True, "scale_ue8m0": True}
 
 
 def fused_add_rmsnorm_quant(device: torch.device) -> Iterator[Sample]:
     """As in ``rmsnorm_quant``."""
     for sample in rmsnorm_quant(device):
         yield {**sample, "residual": torch.randn_like(sample["input"])}
+
+
+def _of_powers(rows: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Scales by rows, and packed in words by columns."""
+    yield torch.empty(rows, size // 128, device=device)
+    yield torch.zeros(-(-size // 512), 4, dtype=torch.int32, device=device).t()[:rows]
 
 
 def _inputs(device: torch.device) -> Iterator[torch.Tensor]:

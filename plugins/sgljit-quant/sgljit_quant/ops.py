@@ -31,7 +31,9 @@ def per_tensor_quant_fp8(
             one stride.
         output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
         output_s: float32, one element: read if ``is_static``, else written.
-        is_static: whether the scale is given. It should be positive; this is not checked.
+        is_static: whether the scale is given. It should be positive; this is not checked. By a scale of 0 what is not 0
+            becomes 448 or -448, and 0 becomes NaN; by infinity finite elements become zeros, and infinities NaN; by NaN
+            all become NaN.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.

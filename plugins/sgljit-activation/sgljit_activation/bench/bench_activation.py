@@ -1,10 +1,10 @@
 """How fast are the activations against PyTorch, torch.compile, SGLang's kernels and a plain copy?
 
-    python -m sgljit_activation.bench.bench_activation [--device cpu|cuda] [--dtype bfloat16] [--peers DIR]
-        [--output FILE]
+    python -m sgljit_activation.bench.bench_activation [--device cpu|cuda] [--ops silu_and_mul,...] [--dtype bfloat16]
+        [--peers DIR] [--output FILE]
 
 SGLang's are measured where it can be imported, or, in bfloat16, from ``--peers``, a folder with a ``peers.py`` that
-offers its kernels. The bytes of a call are those of the gate, the values and the output.
+offers its kernels; it has none of gpt-oss's. The bytes of a call are those of the gate, the values and the output.
 With CI set in the environment: one small shape for each op.
 """
 
@@ -31,30 +31,57 @@ from sgljit_tools.benchmark.results import sweep, write_results
 Run = Callable[[torch.Tensor, torch.Tensor], object]
 
 SIZES = (6144, 12288)
+MODELS = (768, 1536, 2048, 14336, 18432, 28672)  # experts of Qwen3-MoE and DeepSeek-V3; Llama, DeepSeek-V3, Llama 70B
+GPT_OSS = 2880
 SHAPES = {
     "cuda": [(rows, size) for size in SIZES for rows in (1, 16, 128, 1024, 2048, 16384)],
     "cpu": [(1, 6144), (128, 6144), (2048, 6144)],
 }
+MORE_SHAPES = {"cuda": [(rows, size) for size in MODELS for rows in (1, 8, 64, 512, 4096)], "cpu": []}
+OF_GPT_OSS = {"cuda": [(rows, GPT_OSS) for rows in (1, 4, 64, 512, 4096, 16384)], "cpu": [(4, GPT_OSS), (512, GPT_OSS)]}
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu_and_mul": silu,
     "gelu_and_mul": gelu,
     "gelu_tanh_and_mul": functools.partial(gelu, approximate="tanh"),
 }
+IN_TURN = "clamped_swiglu_in_turn"  # gates and values, as gpt-oss's weights give them
+OPS = [*ACTIVATIONS, "clamped_swiglu", IN_TURN]
+
+
+def ours(op: str) -> Run:
+    """The op itself."""
+    if op == IN_TURN:
+        return functools.partial(ops["activation"].clamped_swiglu, is_interleaved=True)
+    run: Run = getattr(ops["activation"], op)
+    return run
+
+
+def exact(op: str, x: torch.Tensor) -> torch.Tensor:
+    """What a kernel is compared with."""
+    if op == IN_TURN:
+        return reference.clamped_swiglu(x, is_interleaved=True)
+    result: torch.Tensor = getattr(reference, op)(x)
+    return result
 
 
 def pytorch(op: str, x: torch.Tensor, out: torch.Tensor) -> None:
     """The op in plain PyTorch."""
-    gate, up = x.chunk(2, dim=-1)
-    torch.mul(ACTIVATIONS[op](gate), up, out=out)
+    gate, up = (x[..., ::2], x[..., 1::2]) if op == IN_TURN else x.chunk(2, dim=-1)
+    if op in ACTIVATIONS:
+        torch.mul(ACTIVATIONS[op](gate), up, out=out)
+    else:  # as transformers computes it
+        gate = gate.clamp(max=7)
+        torch.mul(up.clamp(-7, 7) + 1, gate * torch.sigmoid(gate * 1.702), out=out)
 
 
 def providers(op: str, dtype: torch.dtype, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
-    runs: dict[str, Run] = {"sgljit": getattr(ops["activation"], op)}
-    if peers is not None and device == "cuda" and dtype == torch.bfloat16:
-        runs["SGLang"] = peers.activation(op.removesuffix("_and_mul"))
-    elif device == "cuda" and importlib.util.find_spec("sglang") is not None:
-        runs["SGLang"] = getattr(importlib.import_module("sglang.kernels.ops.activation.activation"), op)
+    runs: dict[str, Run] = {"sgljit": ours(op)}
+    if op in ACTIVATIONS and device == "cuda":
+        if peers is not None and dtype == torch.bfloat16:
+            runs["SGLang"] = peers.activation(op.removesuffix("_and_mul"))
+        elif importlib.util.find_spec("sglang") is not None:
+            runs["SGLang"] = getattr(importlib.import_module("sglang.kernels.ops.activation.activation"), op)
     runs["PyTorch"] = functools.partial(pytorch, op)
     if device == "cuda":  # on the CPU it would time a C++ compiler's vectors against torch's own
         runs["torch.compile"] = torch.compile(runs["PyTorch"], dynamic=False)
@@ -83,11 +110,13 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
                 raise
             sys.stderr.write(f"{provider} does not take {rows} x {size} of {op}: {error}\n")
             return math.nan
-        torch.testing.assert_close(out, getattr(reference, op)(x), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(out, exact(op, x), rtol=0.02, atol=0.02 if op in ACTIVATIONS else 0.1)
         num_bytes = 3 * rows * size * dtype.itemsize
         return measure(runs[provider], lambda: make(rows, size, dtype, device), num_bytes=num_bytes, seconds=0.03)
 
-    places = get_benchmark_range(SHAPES[device], SHAPES[device][1:2])
+    shapes = SHAPES[device] + (MORE_SHAPES[device] if op == "silu_and_mul" else [])
+    shapes = shapes if op in ACTIVATIONS else OF_GPT_OSS[device]
+    places = get_benchmark_range(shapes, shapes[1:2])
     rows = sweep(run, ["rows", "size"], places, list(runs))
     for row in rows:
         row["copy"] = row["sgljit"].copy_microseconds
@@ -98,7 +127,7 @@ def main() -> None:
     """Measure, print the page, and write it."""
     parser = argparse.ArgumentParser(description="Time of the gated activations")
     parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--ops", default=",".join(ACTIVATIONS), help="which, with commas between")
+    parser.add_argument("--ops", default=",".join(OPS), help="which, with commas between")
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")

@@ -3,6 +3,7 @@
 
 #include <sgl_kernel/export.h>
 #include <sgl_kernel/optional.h>
+#include <sgl_kernel/quantize.h>
 
 #include "activation.h"
 
@@ -12,19 +13,25 @@ template <typename Op>
 host::RowProgram<Op> rows_of{"activation.h"};
 
 /// out[r, i] = F(input[r, i], up[r, i]) for the program of a row `Op`; without `up` each row of `input` holds both, one
-/// after the other. On CUDA on the current stream of the device.
+/// after the other, or in turn. On CUDA on the current stream of the device.
 template <typename Op>
-void run(host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up) {
+void run(
+    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up,
+    const Op& op = {}, bool is_interleaved = false) {
   // What offers memory and is no torch.Tensor, such as a NumPy array, gets this far without an `out`.
   if (!out) [[unlikely]]
     throw host::Error("TypeError", "out is None, and a new one is made only where input is a torch.Tensor: pass out");
   const auto rows = host::rows("input", input).floats();
   const auto result = host::rows_like(rows, "out", *out).floats();  // not FP8, which needs a scale
-  const auto activated = [&](const host::Rows& gate, const host::Rows& other) {
-    rows_of<Op>({}, Op::gate = gate, Op::up = other, Op::out = result);
+  const auto activated = [&](const host::Rows& gate, const host::Rows& other, const host::Rows& to) {
+    rows_of<Op>(op, Op::gate = gate, Op::up = other, Op::out = to);
   };
-  if (up) return activated(rows, host::rows_like(rows, "up", *up).typed_as(rows));
-  activated(rows.part(0, 2), rows.part(1, 2));
+  if (is_interleaved) {  // a row for each element
+    const auto pairs = host::in_groups(rows, 2);
+    return activated(pairs.slice(0, 1), pairs.slice(1, 1), host::in_groups(result, 1));
+  }
+  if (up) return activated(rows, host::rows_like(rows, "up", *up).typed_as(rows), result);
+  activated(rows.part(0, 2), rows.part(1, 2), result);
 }
 
 template <typename F>
@@ -39,8 +46,21 @@ void silu_and_mul(
   activate<activation::SiluAndMul>(input, out, up);
 }
 
+void clamped_swiglu(
+    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up, double alpha,
+    double limit, bool is_interleaved) {
+  if (!(limit > 0)) [[unlikely]]
+    throw host::Error("ValueError", "clamped_swiglu: limit must be positive, got ", limit);
+  if (up && is_interleaved) [[unlikely]]
+    throw host::Error(
+        "ValueError", "clamped_swiglu: is_interleaved is for an input of gates and values in turn: leave up out");
+  run<activation::ClampedSwiGLU>(
+      input, out, up, {static_cast<float>(alpha), static_cast<float>(limit)}, is_interleaved);
+}
+
 }  // namespace
 
 SGL_EXPORT(silu_and_mul, (silu_and_mul))
 SGL_EXPORT(gelu_and_mul, (activate<activation::GeluAndMul>))
 SGL_EXPORT(gelu_tanh_and_mul, (activate<activation::GeluTanhAndMul>))
+SGL_EXPORT(clamped_swiglu, (clamped_swiglu))

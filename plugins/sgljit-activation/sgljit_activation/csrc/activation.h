@@ -75,4 +75,20 @@ struct RoundedSiluAndMul {
   }
 };
 
+/// \brief gate / (1 + exp(-alpha * gate)) * (up + 1), the gate limited from above, `up` on both sides.
+struct ClampedSwiGLU {
+  SGL_OPERANDS(gate, up, out)
+  float alpha, limit;
+  SGL_FIELDS(alpha, limit)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto activated = [=, *this](float g, float u) {
+      const float x = sgl::min(g, limit);
+      return divide(x, 1 + sgl::exp_of_number(-alpha * x)) * (sgl::max(sgl::min(u, limit), -limit) + 1);
+    };
+    return sgl::store(out = sgl::map(activated, row[gate], row[up]));
+  }
+};
+
 }  // namespace activation

@@ -14,6 +14,7 @@ from sgljit_activation.plugin import FAMILY
 from sgljit_core import ops
 from sgljit_core.errors import InferenceOnlyError, TensorMatchError
 
+zeros = torch.zeros
 OPS = [op for op in FAMILY.declared() if "quant" not in op]  # those that quantise have tests of their own
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 each_dtype = pytest.mark.parametrize(
@@ -33,14 +34,14 @@ def op(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def exact(op: str, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+def exact(op: str, x: torch.Tensor, up: torch.Tensor | None = None, **options: object) -> torch.Tensor:
     shape = x.shape if up is not None else (*x.shape[:-1], x.shape[-1] // 2)
-    return getattr(reference, op)(x, torch.empty(shape, dtype=torch.float64, device=x.device), up)
+    return getattr(reference, op)(x, torch.empty(shape, dtype=torch.float64, device=x.device), up, **options)
 
 
-def check(op: str, out: torch.Tensor, x: torch.Tensor, up: torch.Tensor | None = None) -> None:
+def check(op: str, out: torch.Tensor, x: torch.Tensor, up: torch.Tensor | None = None, **options: object) -> None:
     """As exact as float32 arithmetic and one rounding allow: a small result depends on the last digit of the gate."""
-    expected = exact(op, x, up)
+    expected = exact(op, x, up, **options)
     assert out.shape == expected.shape
     smallest = 2**-25 if out.dtype is torch.float16 else 1e-35  # exp overflows where a result becomes smaller
     allowed = (2**-14 + 1.001 * ROUNDED_ONCE[out.dtype]) * expected.abs() + smallest
@@ -62,7 +63,7 @@ def test_it_agrees_with_float64(op, dtype, device):
             out.fill_(float("nan"))
         result = getattr(family, op)(**sample)
         assert result is out or (out is None and result.dtype == x.dtype and result.device == device)
-        check(op, result, x, up)
+        check(op, result, x, up, **{name: sample[name] for name in sample.keys() - {"input", "out", "up"}})
         assert torch.equal(x, before)
 
 
@@ -88,6 +89,67 @@ def test_the_reference_is_what_pytorch_computes():
         ("gelu_tanh_and_mul", functools.partial(gelu, approximate="tanh")),
     ):
         torch.testing.assert_close(getattr(reference, op)(x, None, x), activation(x) * x, rtol=0, atol=1e-12)
+
+
+def test_the_reference_is_what_gpt_oss_computes():
+    """With the numbers of its config; in transformers' formula, whose gates and values are in turn."""
+    gate_up = torch.linspace(-9, 9, 400, dtype=torch.float64).view(20, 2, 10).transpose(1, 2).reshape(2, 200)
+    gate, up = gate_up[:, ::2].clamp(max=7), gate_up[:, 1::2].clamp(-7, 7)
+    expected = (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
+    actual = reference.clamped_swiglu(gate_up, is_interleaved=True)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    halves = torch.cat([gate_up[:, ::2], gate_up[:, 1::2]], 1)
+    torch.testing.assert_close(reference.clamped_swiglu(halves), expected, rtol=0, atol=1e-12)
+
+
+@each_dtype
+def test_gates_and_values_in_turn_begin_anywhere(dtype, device):
+    wide, target = torch.randn(5, 100, device=device).mul(5).to(dtype), torch.empty(5, 64, device=device, dtype=dtype)
+    for first, size in ((0, 40), (1, 40), (3, 33), (2, 1)):
+        for x in (wide[:, first : first + 2 * size], wide[1:, first : first + 2 * size].view(2, 2, -1)):
+            out = target[: x.shape[0], first : first + size] if x.ndim == 2 else None
+            target.fill_(float("nan"))
+            options = {"alpha": 1.3, "limit": 4.5, "is_interleaved": True}
+            result = family.clamped_swiglu(x, out, **options)
+            check("clamped_swiglu", result, x, **options)
+            assert target.isnan().sum() == target.numel() - (0 if out is None else out.numel())
+
+
+def test_without_a_limit_and_at_it(device):
+    gates = torch.tensor([-8.0, -7.0, 6.5, 7.0, 7.5, 100.0], device=device)
+    for limit in (7.0, 7, float("inf"), 1e-3):
+        out = family.clamped_swiglu(gates, None, -gates, limit=limit)
+        check("clamped_swiglu", out, gates, -gates, limit=limit)
+    assert out.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"limit": 0.0}, "^clamped_swiglu: limit must be positive, got 0"),
+        ({"limit": float("nan")}, "^clamped_swiglu: limit must be positive, got nan"),
+        ({"up": zeros(2, 8), "is_interleaved": True}, "^clamped_swiglu: is_interleaved is for .*: leave up out"),
+    ],
+)
+def test_options_that_do_not_fit(options, text, device):
+    x = zeros(2, 8, device=device)
+    given = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
+    with pytest.raises(ValueError, match=text):
+        family.clamped_swiglu(x, **given)
+
+
+def test_gates_and_values_in_turn_that_do_not_fit(device):
+    x = zeros(2, 8, device=device)
+    for arguments, text in (
+        ((x[:, :7],), "input, Tensor<.*expected whole groups of 2 but got 7"),
+        ((x, zeros(2, 8, device=device)), "out, Tensor<.*Size mismatch for the rows of each: expected 4 but got 8"),
+        ((x, zeros(3, 4, device=device)), "out, Tensor<.*expected 2 but got 3"),
+    ):
+        with pytest.raises(TensorMatchError, match=rf"(?s)^clamped_swiglu\(\): Tensor match failed for {text}"):
+            family.clamped_swiglu(*arguments, is_interleaved=True)
+    memory = torch.randn(4, 8, device=device)
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of input"):
+        family.clamped_swiglu(memory, memory[:, :4], is_interleaved=True)
 
 
 @each_dtype
@@ -144,7 +206,6 @@ def test_nothing_to_do(op, device):
         assert out.shape == (*shape[:-1], shape[-1] // 2)
 
 
-zeros = torch.zeros
 BAD = {
     "dtype": (lambda d: (zeros(2, 8, device=d).int(),), "input", r"expected one of \[float32, float16, bfloat16\]"),
     "odd": (lambda d: (zeros(2, 7, device=d),), "input", "2 parts of equal size, got 7 elements"),

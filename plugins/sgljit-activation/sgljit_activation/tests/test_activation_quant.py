@@ -95,15 +95,127 @@ def test_rows_may_be_apart_and_begin_anywhere(dtype: torch.dtype, device: torch.
             check(wide[:, first : first + 2 * size], torch.empty(5, size // 128, device=device))
 
 
+def unpacked(words: torch.Tensor, groups: int) -> torch.Tensor:
+    """The powers of two whose exponents are the bytes of words, [rows, groups]."""
+    exponents = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, :groups].double() - 127
+    return exponents.exp2().float()
+
+
+def powers_of(scale: torch.Tensor) -> torch.Tensor:
+    """The smallest powers of two that are not below, by a search among all."""
+    powers = torch.arange(-126, 128, device=scale.device).double().exp2()
+    return powers[torch.searchsorted(powers, scale.double().clamp(max=2.0**127))].float()
+
+
+def layouts(rows: int, groups: int, device: torch.device) -> list[torch.Tensor]:
+    """Scales of groups by rows and by columns; their exponents, four to a word, likewise."""
+    words = -(-groups // 4)
+    return [
+        torch.empty(rows, groups, device=device),
+        torch.empty(groups, rows + 3, device=device).t()[:rows],
+        torch.full((rows, words), 0x55555555, dtype=torch.int32, device=device),
+        torch.full((words, rows + 3), 0x55555555, dtype=torch.int32, device=device).t()[:rows],
+    ]
+
+
+def check_powers(x: torch.Tensor, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
+    """Rounded first: the bits of ``silu_and_mul``, and of a quantisation by powers of two. Else within half a step."""
+    rows, size = x.shape[0], x.shape[1] // 2
+    is_packed, largest, least = s.dtype is torch.int32, *((127, -128) if dtype is torch.int8 else (448, -448))
+    groups = size // 128 if is_packed else s.shape[1]
+    y = family.silu_and_mul(x).float().view(rows, groups, -1)
+    expected_s = powers_of((y.abs().amax(-1) / torch.full((rows, groups), largest, device=x.device)).clamp(2.0**-126))
+    wide = torch.full((rows, size + 32), 0x55, dtype=torch.uint8, device=x.device)
+    q = wide[:, 16 : 16 + size].view(dtype)
+    family.silu_and_mul_quant(x, q, s, round_first=True, scale_ue8m0=True)
+    assert torch.equal(unpacked(s, groups) if is_packed else s, expected_s)
+    if is_packed:
+        assert (s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, groups:] == 0x55).all(), (
+            "bytes beyond the groups are left"
+        )
+    expected_q = (y / expected_s[..., None]).clamp(least, largest)
+    expected_q = (expected_q.round() if dtype is torch.int8 else expected_q).to(dtype).view(rows, size)
+    assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
+    family.silu_and_mul_quant(x, q, s, scale_ue8m0=True)
+    scale = (unpacked(s, groups) if is_packed else s).double()[..., None]
+    exact = reference.silu_and_mul(x, torch.empty(q.shape, dtype=torch.float64, device=x.device)).view(y.shape)
+    fraction = exact.abs().amax(-1, keepdim=True) / largest / scale
+    assert ((fraction > 0.5 - 2**-14) & (fraction < 1 + 2**-14)).all()
+    error = (q.double().view(y.shape) * scale - exact).abs()
+    step = scale / 2 if dtype is torch.int8 else exact.abs() / 16 + scale * 2**-10
+    assert (error <= step * 1.001 + exact.abs() * 2**-14).all()
+    assert (wide[:, :16] == 0x55).all()
+    assert (wide[:, 16 + size :] == 0x55).all()
+
+
+@each_dtype
+def test_powers_of_two_in_every_layout(dtype: torch.dtype, device: torch.device):
+    torch.manual_seed(0)
+    for rows, groups in ((1, 1), (3, 4), (33, 5), (2, 12)):
+        x = torch.randn(rows, 2 * 128 * groups, device=device)
+        x = (x * torch.randn(rows, 2 * groups, device=device).exp().repeat_interleave(128, 1)).to(dtype)
+        for s in layouts(rows, groups, device):
+            check_powers(x, s)
+        check_powers(x, torch.empty(rows, 1, device=device))
+
+
+def test_powers_of_two_for_int8(device: torch.device):
+    torch.manual_seed(0)
+    x = torch.randn(5, 2 * 640, device=device).bfloat16()
+    for s in layouts(5, 5, device)[1::2]:
+        check_powers(x, s, torch.int8)
+
+
+def test_powers_of_two_of_rows_anywhere_and_of_none(device: torch.device):
+    wide = torch.randn(5, 3000, device=device).bfloat16()
+    for first in (0, 1, 3):
+        check_powers(wide[:, first : first + 1280], layouts(5, 5, device)[3])
+    q = torch.empty(0, 640, dtype=FP8, device=device)
+    family.silu_and_mul_quant(wide[:0, :1280], q, layouts(0, 5, device)[2], scale_ue8m0=True)
+
+
+def test_powers_of_zeros_nan_and_infinity(device: torch.device):
+    gate, up = torch.full((1, 4 * 128), 20.0, device=device), torch.ones(1, 4 * 128, device=device)
+    up[0, :128] = 0
+    up[0, 128] = math.inf
+    up[0, 256:384] = math.nan
+    up[0, 384:] = 448 / 20
+    q, packed = torch.empty(1, 512, dtype=FP8, device=device), torch.zeros(1, 1, dtype=torch.int32, device=device)
+    family.silu_and_mul_quant(torch.cat([gate, up], 1).bfloat16(), q, packed, round_first=True, scale_ue8m0=True)
+    assert packed.view(torch.uint8)[0].tolist() == [1, 254, 1, 127]
+    assert q[0, 127:130].float().tolist() == [0, 448, 0]
+    assert q[0, 256:384].float().isnan().all()
+    assert (q[0, 384:].float() == 448).all()
+
+
+def test_powers_of_two_that_do_not_fit(device: torch.device):
+    x, q = torch.ones(3, 1280, device=device), torch.zeros(3, 640, device=device).to(FP8)
+    words = torch.zeros(3, 2, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"^silu_and_mul_quant: output_s of int32 .* so it needs scale_ue8m0=True"):
+        family.silu_and_mul_quant(x, q, words)
+    with pytest.raises(ValueError, match=r"^silu_and_mul_quant: scale_ue8m0 is for scales that are computed"):
+        family.silu_and_mul_quant(x, q, torch.ones(1, device=device), is_static=True, scale_ue8m0=True)
+    for wrong in (words[:2], words[:, :1], torch.zeros(3, 5, dtype=torch.int32, device=device)):
+        with pytest.raises(TensorMatchError, match=r"(?s)output_s, .*expected \[3, 2\], a word for each 512 elements"):
+            family.silu_and_mul_quant(x, q, wrong, scale_ue8m0=True)
+    with pytest.raises(TensorMatchError, match="a row of whole groups of 128; input has 600"):
+        family.silu_and_mul_quant(x[:, :1200], q[:, :600], words, scale_ue8m0=True)
+    with pytest.raises(ValueError, match="rows of output_s share memory with each other"):
+        family.silu_and_mul_quant(x, q, words[:1].expand(3, 2), scale_ue8m0=True)
+
+
 @each_dtype
 def test_samples_against_the_reference(dtype: torch.dtype, device: torch.device):
     chosen = [sample for sample in samples.silu_and_mul_quant(device) if sample["input"].dtype == dtype]
     assert chosen
     for sample in chosen:
+        s = sample["output_s"]
+        wanted = {**sample, "output_q": sample["output_q"].double()}
+        wanted["output_s"] = s.clone() if s.dtype is torch.int32 else s.double()
         family.silu_and_mul_quant(**sample)
-        wanted = {**sample, "output_q": sample["output_q"].double(), "output_s": sample["output_s"].double()}
         reference.silu_and_mul_quant(**wanted)
-        torch.testing.assert_close(sample["output_s"].double(), wanted["output_s"], rtol=2**-7, atol=0)
+        rounding = 0 if sample.get("scale_ue8m0") else 2**-7
+        torch.testing.assert_close(s.double(), wanted["output_s"].double(), rtol=rounding, atol=0)
         torch.testing.assert_close(sample["output_q"].double(), wanted["output_q"], rtol=2**-4 * 1.1, atol=2**-9)
 
 
@@ -133,6 +245,20 @@ def test_zeros_nan_and_infinity_stay_in_their_group(dtype: torch.dtype, device: 
         assert bytes_[128:131].tolist() == [0x7F, 0x7E, 0]
         assert (bytes_[256:384] == 0x7F).all()
         assert (q[0, 384:].float() == 448).all()
+
+
+def test_a_given_scale_that_is_not_positive(device: torch.device):
+    gate, up = torch.full((1, 4), 20.0, device=device), torch.tensor([[1.0, -1.0, 0.0, 2.0]], device=device)
+    x, nan = torch.cat([gate, up], 1), math.nan
+    for given, floats, integers in (
+        (0.0, [448, -448, nan, 448], [127, -128, 0, 127]),
+        (math.inf, [0, 0, 0, 0], [0, 0, 0, 0]),
+        (nan, [nan] * 4, [0] * 4),
+    ):
+        for dtype, expected in ((FP8, floats), (torch.int8, integers)):
+            q = torch.full((1, 4), 7.0, device=device).to(dtype)
+            family.silu_and_mul_quant(x, q, torch.tensor([given], device=device), is_static=True)
+            assert q[0].float().tolist() == pytest.approx(expected, nan_ok=True)
 
 
 BAD = {

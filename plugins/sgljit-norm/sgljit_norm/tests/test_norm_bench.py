@@ -38,6 +38,26 @@ def test_the_short_range(device: str, tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_short_range_of_the_quantised(device: str, tmp_path: Path):
+    page = tmp_path / "norm_quant.md"
+    module, chosen = (
+        "sgljit_norm.bench.bench_norm_quant",
+        ["rmsnorm_quant.token", "fused_add_rmsnorm_quant.group_packed"],
+    )
+    script = (sys.executable, "-m", module, "--device", device, "--ops", ",".join(chosen), "--output", str(page))
+    result = subprocess.run(script, env={**os.environ, "CI": "1"}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    text = page.read_text()
+    assert result.stdout.startswith(text)
+    assert re.findall(r"^## (.+), (.+)$", text, re.MULTILINE) == [tuple(one.split(".")) for one in chosen]
+    rows = re.findall(r"^\| 128 \| 1024 \|(.+)\|$", text, re.MULTILINE)
+    assert len(rows) == 2
+    for row in rows:
+        assert len(re.findall(r"\d+\.\d\d \(\d+ %\)", row)) >= 2
+
+
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_the_grid_has_a_heat_map_for_each_op_and_all_times(tmp_path: Path):
     page = tmp_path / "norm_grid.md"

@@ -129,18 +129,123 @@ def test_rounded_first_it_is_a_norm_and_a_quantisation(op: str, dtype: torch.dty
         assert "residual" not in run or torch.equal(run["residual"], call["residual"])
 
 
+def unpacked(words: torch.Tensor, groups: int) -> torch.Tensor:
+    """The powers of two whose exponents are the bytes of words, [rows, groups]."""
+    exponents = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, :groups].double() - 127
+    return exponents.exp2().float()
+
+
+def powers_of(scale: torch.Tensor) -> torch.Tensor:
+    """The smallest powers of two that are not below, by a search among all."""
+    powers = torch.arange(-126, 128, device=scale.device).double().exp2()
+    return powers[torch.searchsorted(powers, scale.double().clamp(max=2.0**127))].float()
+
+
+def layouts(rows: int, groups: int, device: torch.device) -> list[torch.Tensor]:
+    """Scales of groups by rows and by columns; their exponents, four to a word, likewise."""
+    words = -(-groups // 4)
+    return [
+        torch.empty(rows, groups, device=device),
+        torch.empty(groups, rows + 3, device=device).t()[:rows],
+        torch.full((rows, words), 0x55555555, dtype=torch.int32, device=device),
+        torch.full((words, rows + 3), 0x55555555, dtype=torch.int32, device=device).t()[:rows],
+    ]
+
+
+def check_powers(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
+    """Rounded first, on the CPU: the bits of a norm, and of a quantisation by powers of two. Else within half a step.
+
+    On CUDA the sum of a row may differ in its last bit.
+    """
+    x = call["input"]
+    rows, size = x.shape
+    is_packed, largest, least = s.dtype is torch.int32, *((127, -128) if dtype is torch.int8 else (448, -448))
+    groups = size // 128 if is_packed else s.shape[1]
+    total = x.double() + (call["residual"].double() if "residual" in call else 0)
+    exact = torch.empty_like(total)
+    reference.rmsnorm(total, call["weight"], exact)
+    exact = exact.view(rows, groups, -1)
+    wide = torch.full((rows, size + 32), 0x55, dtype=torch.uint8, device=x.device)
+    q = wide[:, 16 : 16 + size].view(dtype)
+    for round_first, slack in ((False, 2**-18), (True, ROUNDED[x.dtype] + 2**-18)):
+        run = {name: value.clone() for name, value in call.items()}
+        getattr(norm, op)(**run, output_q=q, output_s=s, round_first=round_first, scale_ue8m0=True)
+        found = unpacked(s, groups) if is_packed else s
+        scale = found.double()[..., None]
+        fraction = exact.abs().amax(-1, keepdim=True) / largest / scale
+        assert ((fraction > 0.5 - slack) & (fraction < 1 + slack)).all()
+        error = (q.double().view(exact.shape) * scale - exact).abs()
+        step = scale / 2 if dtype is torch.int8 else exact.abs() / 16 + scale * 2**-10
+        assert (error <= step * 1.001 + exact.abs() * slack).all()
+        if is_packed:
+            assert (s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, groups:] == 0x55).all(), (
+                "bytes beyond the groups are left"
+            )
+        assert "residual" not in run or torch.equal(run["residual"], total.to(x.dtype))
+    assert (wide[:, :16] == 0x55).all()
+    assert (wide[:, 16 + size :] == 0x55).all()
+    if x.device.type == "cpu":
+        run = {name: value.clone() for name, value in call.items()}
+        getattr(norm, op.removesuffix("_quant"))(**run)
+        y = run["input"].float().view(rows, groups, -1)
+        expected_s = powers_of((y.abs().amax(-1) / largest).clamp(2.0**-126))
+        expected_q = (y / expected_s[..., None]).clamp(least, largest)
+        expected_q = (expected_q.round() if dtype is torch.int8 else expected_q).to(dtype).view(rows, size)
+        assert torch.equal(found, expected_s)
+        assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
+
+
+@each_op
+@each_dtype
+def test_powers_of_two_in_every_layout(op: str, dtype: torch.dtype, device: torch.device):
+    torch.manual_seed(0)
+    for rows, groups in ((1, 1), (3, 4), (33, 5), (2, 12), (2, 32)):
+        spread = torch.randn(groups * 128, device=device).exp().to(dtype)
+        call = make(op, torch.randn(rows, 128 * groups, device=device).to(dtype), spread)
+        for s in layouts(rows, groups, device):
+            check_powers(op, call, s)
+        check_powers(op, call, torch.empty(rows, 1, device=device))
+
+
+@one_op
+def test_powers_of_two_for_int8(op: str, device: torch.device):
+    torch.manual_seed(0)
+    call = make(op, torch.randn(5, 640, device=device).bfloat16())
+    for s in layouts(5, 5, device)[1::2]:
+        check_powers(op, call, s, torch.int8)
+
+
+@each_op
+def test_powers_of_two_that_do_not_fit(op: str, device: torch.device):
+    call = make(op, torch.ones(3, 640, device=device)) | {"output_q": torch.zeros(3, 640, device=device).to(FP8)}
+    words = torch.zeros(3, 2, dtype=torch.int32, device=device)
+    run = getattr(norm, op)
+    with pytest.raises(ValueError, match=f"^{op}: output_s of int32 .* so it needs scale_ue8m0=True"):
+        run(**call, output_s=words)
+    with pytest.raises(ValueError, match=f"^{op}: scale_ue8m0 is for scales that are computed"):
+        run(**call, output_s=torch.ones(1, device=device), is_static=True, scale_ue8m0=True)
+    for wrong in (words[:2], words[:, :1], torch.zeros(3, 5, dtype=torch.int32, device=device)):
+        with pytest.raises(TensorMatchError, match=r"(?s)output_s, .*expected \[3, 2\], a word for each 512 elements"):
+            run(**call, output_s=wrong, scale_ue8m0=True)
+    with pytest.raises(ValueError, match="rows of output_s share memory with each other"):
+        run(**call, output_s=words[:1].expand(3, 2), scale_ue8m0=True)
+
+
 @each_op
 @each_dtype
 def test_samples_against_the_reference(op: str, dtype: torch.dtype, device: torch.device):
     chosen = [sample for sample in getattr(samples, op)(device) if sample["input"].dtype == dtype]
     assert chosen
     for sample in chosen:
-        wanted = {**sample, "output_q": sample["output_q"].double(), "output_s": sample["output_s"].double()}
+        s = sample["output_s"]
+        wanted = {**sample, "output_q": sample["output_q"].double()}
+        wanted["output_s"] = s.clone() if s.dtype is torch.int32 else s.double()
         if "residual" in sample:
             wanted["residual"] = sample["residual"].clone()
         getattr(norm, op)(**sample)
         getattr(reference, op)(**wanted)
-        torch.testing.assert_close(sample["output_s"].double(), wanted["output_s"], rtol=2**-7, atol=0)
+        rounding = 0 if sample.get("scale_ue8m0") else 2**-7
+        torch.testing.assert_close(s.double(), wanted["output_s"].double(), rtol=rounding, atol=0)
         torch.testing.assert_close(sample["output_q"].double(), wanted["output_q"], rtol=2**-4 * 1.2, atol=2**-9)
 
 
@@ -184,6 +289,15 @@ def test_a_product_beyond_float32_is_infinite_and_saturates(device: torch.device
     assert s[0, 0] == LARGEST_SCALE
     assert q[0, :2].float().tolist() == [448, 0]
     assert (q[0, 128:].float() == 448).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(0.0, [448, -448, math.nan]), (math.inf, [0, 0, 0]), (math.nan, [math.nan] * 3)]
+)
+def test_a_given_scale_that_is_not_positive(given: float, expected: list[float], device: torch.device):
+    x, q = torch.tensor([[1.0, -2.0, 0.0]], device=device), torch.empty(1, 3, dtype=FP8, device=device)
+    norm.rmsnorm_quant(x, torch.ones(3, device=device), q, torch.tensor([given], device=device), is_static=True)
+    assert q[0].float().tolist() == pytest.approx(expected, nan_ok=True)
 
 
 BAD = {

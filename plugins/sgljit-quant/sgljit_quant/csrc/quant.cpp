@@ -169,45 +169,16 @@ void per_token_quant(TensorView input, TensorView output_q, TensorView output_s)
 void quantize_packed(
     const Rows& x, const Rows& q, const TensorView& output_s, std::int64_t group_size, float eps, bool scale_ue8m0) {
   using F = quant::PackedGroups;
-  constexpr std::int64_t kWord = 4, kGroup = F::kGroup;
+  constexpr std::int64_t kGroup = F::kGroup;
   if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
     throw Error(
         "ValueError", kGroupOp<__nv_fp8_e4m3>, ": output_s of int32 holds exponents of groups of ", kGroup,
         ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
         ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
-  const auto words = values("output_s", output_s);
-  const auto groups = div_ceil(x.columns, kGroup);
-  if (x.columns % kGroup != 0 || words.count != x.count || words.columns != div_ceil(groups, kWord)) [[unlikely]]
-    words.raise(
-        {}, {"Size mismatch: expected [", x.count, ", ", div_ceil(groups, kWord), "], a word for each ", kWord * kGroup,
-             " elements of a row of whole groups of ", kGroup, "; input has ", x.columns});
-  const std::int64_t shape[] = {words.count, words.columns, kWord};
-  const std::int64_t strides[] = {words.stride * kWord, words.element_stride * kWord, 1};
-  DLTensor bytes = {
-      words.data,
-      output_s.device(),
-      3,
-      dtype_of<std::uint8_t>::value,
-      const_cast<std::int64_t*>(shape),
-      const_cast<std::int64_t*>(strides),
-      0};
-  const TensorView view(&bytes);
-  auto exponents = heads("output_s", view);
-  exponents.takes_bytes = true;
-  // The `count` words from `first` on, each of `groups_each` groups.
-  const auto part = [&](std::int64_t first, std::int64_t count, std::int64_t groups_each) {
-    const auto size = groups_each * kGroup, begin = first * kWord * kGroup;
-    auto bytes_of = exponents.slice(0, groups_each);
-    bytes_of.data = static_cast<char*>(exponents.data) + first * exponents.inner_stride;
-    bytes_of.inner = count;
-    return by_word.rows(
-        F::x = in_groups(x.slice(begin, count * size), size), F::q = in_groups(q.slice(begin, count * size), size),
-        F::exponents = bytes_of);
-  };
-  const auto whole = groups / kWord, rest = groups % kWord;
-  if (rest == 0) return by_word({eps}, {part(0, whole, kWord)});
-  if (whole == 0) return by_word({eps}, {part(0, 1, rest)});
-  by_word_and_rest({eps}, {part(0, whole, kWord), part(whole, 1, rest)});
+  const PackedExponents packed(x, "output_s", output_s);
+  packed.run(by_word, by_word_and_rest, {eps}, [&](const auto& part, const Rows& exponents) {
+    return by_word.rows(F::x = part.of(x), F::q = part.of(q), F::exponents = exponents);
+  });
 }
 
 /// The same with one computed scale for each group of `group_size` elements of a row.
