@@ -71,6 +71,20 @@ def test_a_tensor_that_does_not_fit_is_refused_before_anything_is_written(name, 
         assert torch.equal(value, before[key]), key
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gemma3"])
+def test_a_cache_of_another_dtype_is_refused(name, device):
+    """In FP8 it would need a scale, without which large values saturate."""
+    for cache in ("kv_cache",) if name == "deepseek_v3" else ("k_cache", "v_cache"):
+        *_, sample = samples(name, device)
+        sample[cache] = sample[cache].to(torch.float8_e4m3fn)
+        before = copy.deepcopy(sample)
+        text = rf"(?s)match failed for {cache}, .*expected float32, the dtype of \w+, but got float8_e4m3fn"
+        with pytest.raises(TensorMatchError, match=text):
+            getattr(ops["prologues"], name)(**sample)
+        for key, value in sample.items():
+            assert torch.equal(value.view(torch.uint8), before[key].view(torch.uint8)), key
+
+
 def test_a_slot_out_of_range_is_refused_on_the_cpu():
     for name in ("qwen3", "minimax_m2"):
         *_, sample = samples(name, torch.device("cpu"))

@@ -31,9 +31,17 @@ float sign_of(bool inverse) {
   return inverse ? -1.0f : 1.0f;
 }
 
-/// The heads of k or v: for the tokens of q, and of the size of other heads.
+/// The heads of q, which have one pair at least.
+Rows paired_heads(const char* name, const TensorView& tensor) {
+  const auto x = heads(name, tensor).floats();
+  if (x.columns < 2) [[unlikely]]
+    x.raise({}, {"Size mismatch for head_dim: expected at least 2, a pair, but got ", x.columns});
+  return x;
+}
+
+/// The heads of k or v: for the tokens of q, of its dtype, and of the size of other heads.
 Rows heads_like(const char* name, const TensorView& tensor, const Rows& q, const Rows& sized) {
-  const auto x = heads(name, tensor);
+  const auto x = heads(name, tensor).typed_as(q);
   if (x.count != q.count) [[unlikely]]
     x.raise({}, {"Size mismatch for the number of rows: expected ", q.count, ", that of q, but got ", x.count});
   if (x.columns != sized.columns) [[unlikely]]
@@ -46,20 +54,20 @@ template <typename Order, Norm kNorm, bool kStored>
 void launch(const Call& call) {
   auto& layer = program<Order, kNorm, kStored>;
   using F = rope::Layer<Order, kNorm, kStored>;
-  const auto table = rows("cos_sin_cache", call.cos_sin);
+  const auto q = paired_heads("q", call.q), k = heads_like("k", call.k, q, q);
+  const auto table = rows("cos_sin_cache", call.cos_sin).floats();
   if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
     table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
   const auto angles = repeated(indexed(table, "positions", call.positions));
   // An operand that a program does not use may be any.
   const auto of = [&](const Rows& x, const char* name, const TensorView* weight, const Rows& cache) {
-    const auto weights = kNorm != Norm::kNone ? shared_row(name, *weight) : x;
+    const auto weights = kNorm != Norm::kNone ? shared_row(name, *weight).floats() : x;
     return layer.rows(F::x = x, F::weight = weights, F::cos_sin = angles, F::cache = cache);
   };
   const F f{call.eps, sign_of(call.inverse)};
-  const auto q = heads("q", call.q), k = heads_like("k", call.k, q, q);
   if constexpr (kStored) {
     const auto slots = [&](const char* name, const TensorView& cache) {
-      return indexed(heads(name, cache), "out_loc", *call.out_loc, true);
+      return indexed(heads(name, cache).typed_as(k), "out_loc", *call.out_loc, true);
     };
     const auto k_slots = slots("k_cache", *call.k_cache), v_slots = slots("v_cache", *call.v_cache);
     layer(
@@ -114,11 +122,13 @@ void norm_rope_with_kvcache(
 template <typename Order>
 void rotate(TensorView q, TensorView k, TensorView cos, TensorView sin, bool inverse) {
   using F = rope::Given<Order>;
-  const auto half = [](const char* name, const TensorView& tensor) { return repeated(rows(name, tensor).part(0, 2)); };
+  const auto half = [](const char* name, const TensorView& tensor) {
+    return repeated(rows(name, tensor).floats().part(0, 2));
+  };
   const auto of = [&](const Rows& x) {
     return given_program<Order>.rows(F::x = x, F::cos = half("cos", cos), F::sin = half("sin", sin));
   };
-  const auto first = heads("q", q);
+  const auto first = paired_heads("q", q);
   given_program<Order>({sign_of(inverse)}, {of(first), of(heads_like("k", k, first, first))});
 }
 
@@ -205,6 +215,9 @@ void apply_rotary_pos_emb(
   };
   match("q", q, q_heads), match("k", k, k_heads), match_angles("cos", cos), match_angles("sin", sin);
   match("q_out", q_out, q_heads), match("k_out", k_out, k_heads);
+  if (q.size(3) % 2 != 0) [[unlikely]]
+    Rows{"q", q, nullptr, 0, 0, 0, false}.raise(
+        {}, {"Size mismatch for head_dim: expected an even number, pairs, but got ", q.size(3)});
   if (q.numel() == 0 && k.numel() == 0) return;
   refuse_shared({"q_out", "k_out", "q", "k", "cos", "sin"}, {&q_out, &k_out, &q, &k, &cos, &sin});
 
