@@ -24,24 +24,27 @@ class Traits(NamedTuple):
         gated_mlp: whether a token passes an MLP with a gate outside of the routed experts, whose kernels have an
             activation of their own.
         sandwich_norm: whether the results of attention and of the MLP are normalised, as well as their inputs.
+        interleaved: whether the elements 2i and 2i + 1 of a head turn together, and not i and i + half.
     """
 
     one_plus: bool = False
     qk_norm: str = ""
     gated_mlp: bool = True
     sandwich_norm: bool = False
+    interleaved: bool = False
 
 
 # By the ``model_type`` of a config, which is that of the text model where a model has several parts. The tests of
 # sgljit-transformers compare each row with the model that transformers makes of it.
-_PLAIN_TYPES = ("deepseek_v2", "deepseek_v3", "granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
+_PLAIN_TYPES = ("granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
 MODEL_TYPES: Mapping[str, Traits] = {
     **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), Traits()),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Traits(interleaved=True)),
     **dict.fromkeys(("gpt_oss", "mixtral"), Traits(gated_mlp=False)),
     "gemma": Traits(one_plus=True),
     "gemma2": Traits(one_plus=True, sandwich_norm=True),
     "gemma3_text": Traits(one_plus=True, qk_norm="head", sandwich_norm=True),
-    "glm4": Traits(sandwich_norm=True),
+    "glm4": Traits(sandwich_norm=True, interleaved=True),
     "olmo2": Traits(qk_norm="all"),
     "qwen3": Traits(qk_norm="head"),
     "qwen3_moe": Traits(qk_norm="head", gated_mlp=False),
@@ -57,6 +60,7 @@ class ModelShape:
         dtype: the name of the torch.dtype that it runs in, such as "bfloat16".
         hidden_size: elements of a token's hidden state.
         head_dim: elements of a head.
+        rope_dim: those that are rotated, the first; with multi-head latent attention a part of its own.
         query_heads, kv_heads, all_query_heads, all_kv_heads: heads of this rank, and of all ranks together.
         latent_sizes: for multi-head latent attention, the sizes of the compressed queries and keys, which are
             normalised; empty for other models.
@@ -74,6 +78,7 @@ class ModelShape:
     dtype: str
     hidden_size: int
     head_dim: int
+    rope_dim: int
     query_heads: int
     kv_heads: int
     all_query_heads: int
@@ -124,6 +129,9 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     kv_heads = _integer(file, text, "num_key_value_heads", heads)
     hidden = _integer(file, text, "hidden_size")
     head_dim = _integer(file, text, "head_dim", hidden // heads or None)
+    rope = text.get("rope_parameters")
+    share = text.get("partial_rotary_factor", rope.get("partial_rotary_factor") if isinstance(rope, dict) else None)
+    rotated = int(share * head_dim) if isinstance(share, float) else head_dim
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
     traits = MODEL_TYPES.get(model_type, Traits())
@@ -133,6 +141,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         dtype=_dtype(file, {"dtype": dtype}, text, config),
         hidden_size=hidden,
         head_dim=head_dim,
+        rope_dim=_integer(file, text, "qk_rope_head_dim", rotated),
         query_heads=of_rank,
         kv_heads=kv_of_rank,
         all_query_heads=heads,
