@@ -60,7 +60,6 @@ class ModelShape:
         dtype: the name of the torch.dtype that it runs in, such as "bfloat16".
         hidden_size: elements of a token's hidden state.
         head_dim: elements of a head.
-        rope_dim: those that are rotated, the first; with multi-head latent attention a part of its own.
         query_heads, kv_heads, all_query_heads, all_kv_heads: heads of this rank, and of all ranks together.
         latent_sizes: for multi-head latent attention, the sizes of the compressed queries and keys, which are
             normalised; empty for other models.
@@ -72,13 +71,13 @@ class ModelShape:
         vocabulary: the elements of a row of logits; 0 where the config does not say.
         traits: what the type of model does beside its config.
         notes: sentences about what is not covered.
+        rope_dim: elements of a head that are rotated, the first; with multi-head latent attention a part of its own.
     """
 
     model_type: str
     dtype: str
     hidden_size: int
     head_dim: int
-    rope_dim: int
     query_heads: int
     kv_heads: int
     all_query_heads: int
@@ -92,6 +91,7 @@ class ModelShape:
     vocabulary: int
     traits: Traits
     notes: tuple[str, ...]
+    rope_dim: int = 0
 
 
 def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) -> ModelShape:
@@ -141,7 +141,6 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         dtype=_dtype(file, {"dtype": dtype}, text, config),
         hidden_size=hidden,
         head_dim=head_dim,
-        rope_dim=_integer(file, text, "qk_rope_head_dim", rotated),
         query_heads=of_rank,
         kv_heads=kv_of_rank,
         all_query_heads=heads,
@@ -155,6 +154,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         vocabulary=_integer(file, text, "vocab_size", 0),
         traits=traits,
         notes=tuple(notes),
+        rope_dim=_integer(file, text, "qk_rope_head_dim", rotated),
     )
 
 

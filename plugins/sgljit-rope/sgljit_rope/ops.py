@@ -137,14 +137,20 @@ def fused_qk_norm_rope(
     is_neox: bool = True,
     rope_dim: int = 0,
     gemma: bool = False,
+    round_first: bool = False,
 ) -> None:
-    """RMSNorm of each head of ``q`` and ``k``, then ``apply_rope_inplace``, in one launch, rounded once.
+    """RMSNorm of each head of ``q`` and ``k``, then ``apply_rope_inplace``, in one launch.
+
+    Rounded once, at the end; or twice, with ``round_first``.
 
     Args:
         q, k, cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``.
         q_weight, k_weight: [head_dim], contiguous, of one dtype: float16, bfloat16 or float32.
         eps: at least 0; added to the mean of squares.
         gemma: multiply by ``1 + weight``.
+        round_first: round the normalised heads to the dtype of ``q`` before they are rotated, as two ops do, one after
+            the other. The bits are theirs then: on the CPU for all heads, on CUDA for heads of 512 bytes at most, if
+            16 divides what is rotated of them, or 8 in float32.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``; ``eps`` is negative.
@@ -168,11 +174,13 @@ def fused_qk_norm_rope_with_kvcache(
     is_neox: bool = True,
     rope_dim: int = 0,
     gemma: bool = False,
+    round_first: bool = False,
 ) -> None:
     """``fused_qk_norm_rope``, and ``k`` and ``v`` go to slots of their caches, in one launch.
 
     Args:
-        q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox, rope_dim, gemma: as in ``fused_qk_norm_rope``.
+        q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox, rope_dim, gemma, round_first: as in
+            ``fused_qk_norm_rope``.
         v, k_cache, v_cache, out_loc: as in ``apply_rope_inplace_with_kvcache``.
 
     Raises:

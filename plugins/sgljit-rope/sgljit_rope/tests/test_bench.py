@@ -11,6 +11,7 @@ import pytest
 
 from sgljit_rope.plugin import FAMILY
 
+OTHERS = ("sgljit_kvcache", "sgljit_norm")  # with the ops that ours stand for
 # What a folder of --peers offers, by PyTorch: each function has the arguments that the kernel of SGLang has.
 PEERS = """
 import torch
@@ -73,6 +74,8 @@ def bench(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_short_range(device: str, tmp_path: Path):
+    for other in OTHERS:
+        pytest.importorskip(other)
     page = tmp_path / "page.md"
     result = bench(page, "--device", device)
     assert result.returncode == 0, result.stderr
@@ -86,6 +89,8 @@ def test_the_short_range(device: str, tmp_path: Path):
 @pytest.mark.slow
 def test_each_kernel_of_a_peer_gets_the_arguments_that_it_takes(tmp_path: Path):
     """The bench checks what each has computed."""
+    for other in OTHERS:
+        pytest.importorskip(other)
     (tmp_path / "peers.py").write_text(PEERS)
     ops = ("apply_rope_inplace_with_kvcache", "fused_qk_norm_rope", "fused_qk_norm_rope_with_kvcache")
     options = ("--device", "cpu", "--peers", str(tmp_path), "--ops", ",".join(ops), "--sizes", "128")

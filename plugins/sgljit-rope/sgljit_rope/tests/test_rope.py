@@ -51,6 +51,34 @@ def test_it_agrees_with_float64(op, dtype, device):
             assert torch.equal(sample["v_cache"][slots], sample["v"][kept])
 
 
+@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in ROUNDED]
+)
+def test_rounded_first_it_has_the_bits_of_two_ops(stored, dtype, device):
+    pytest.importorskip("sgljit_norm")
+    torch.manual_seed(0)
+    after = "_with_kvcache" * stored
+    matters = False
+    for sample in FAMILY.declared()[f"fused_qk_norm_rope{after}"].samples(device):
+        if sample["q"].dtype != dtype or (device.type == "cuda" and sample["q"].shape[2] % 16 != 0):
+            continue
+        once, twice, apart = (
+            {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in sample.items()} for _ in range(3)
+        )
+        getattr(family, f"fused_qk_norm_rope{after}")(**once | {"round_first": False})
+        getattr(family, f"fused_qk_norm_rope{after}")(**twice | {"round_first": True})
+        norm = getattr(ops["norm"], "gemma_" * apart.pop("gemma") + "fused_inplace_qknorm")
+        norm(*(apart[name] for name in ("q", "k")), *(apart.pop(f"{name}_weight") for name in "qk"), apart.pop("eps"))
+        del apart["round_first"]
+        getattr(family, f"apply_rope_inplace{after}")(**apart)
+        for name, x in apart.items():
+            if isinstance(x, torch.Tensor):
+                assert torch.equal(twice[name], x), name
+                matters |= not torch.equal(once[name], x)
+    assert matters == (dtype != torch.float32)
+
+
 def test_a_quarter_turn_is_known(device):
     for is_neox, wanted in ((True, [-3.0, -4, 1, 2]), (False, [-2.0, 1, -4, 3])):
         q = torch.tensor([[[1.0, 2, 3, 4]]], device=device)
