@@ -74,7 +74,7 @@ def gpt_oss(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """``qwen3`` without a norm: gpt-oss. YaRN is in ``cos_sin``, see ``sgljit_prologues.yarn``.
+    """``qwen3`` without a norm: gpt-oss. YaRN is in ``cos_sin``, see ``sgljit_rope.yarn_table``.
 
     Args:
         q, k, v, cos_sin, positions, k_cache, v_cache, slots: as in ``qwen3``.

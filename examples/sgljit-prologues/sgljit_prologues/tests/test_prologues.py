@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from sgljit_core import ops
 from sgljit_core.errors import TensorMatchError
 
 from sgljit_prologues import reference
-from sgljit_prologues.yarn import cos_sin_table
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]  # skipped where there is no GPU
 NAMES = ("qwen3", "qwen3_next", "gpt_oss", "deepseek_v3", "gemma3", "minimax_m2")
@@ -93,20 +91,3 @@ def test_a_slot_out_of_range_is_refused_on_the_cpu():
         with pytest.raises(TensorMatchError, match="element 0 is 8, and k_cache has 8 rows"):
             getattr(ops["prologues"], name)(**sample)
         assert torch.equal(sample["q"], before), "also where a launch comes before"
-
-
-def test_the_table_of_yarn_keeps_fast_pairs_and_slows_the_others():
-    """With the numbers of gpt-oss."""
-    table = cos_sin_table(4, 64, theta=150_000.0, factor=32.0, original_positions=4096)
-    amplitude = 0.1 * math.log(32) + 1
-    assert table.shape == (4, 64)
-    assert table[0].tolist() == pytest.approx([amplitude] * 32 + [0.0] * 32)
-    cos, sin = (table[1].double() / amplitude).chunk(2)
-    angles = torch.atan2(sin, cos)
-    plain = 150_000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
-    kept, slowed = plain * 4096 / (2 * math.pi) > 32, plain * 4096 / (2 * math.pi) < 1
-    assert 0 < kept.sum() < 32
-    assert 0 < slowed.sum() < 32
-    torch.testing.assert_close(angles[kept], plain[kept], rtol=1e-6, atol=0)
-    torch.testing.assert_close(angles[slowed], plain[slowed] / 32, rtol=1e-3, atol=1e-8)
-    assert (angles[:-1] > angles[1:]).all()
