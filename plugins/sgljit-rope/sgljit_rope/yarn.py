@@ -23,9 +23,9 @@ def yarn_table(
     """A ``cos_sin_cache`` by YaRN, which stretches the positions that a model was trained with.
 
     Pairs that turn more than ``beta_fast`` times within ``original_positions`` keep their frequency, theta^(-2i /
-    rope_dim). Those that turn less than ``beta_slow`` times have it divided by ``factor``. For pairs between these the
-    two are mixed, by a share that grows evenly from pair to pair: section 3.2 of https://arxiv.org/abs/2309.00071, and
-    ``attention_factor`` is that of section 3.4. Computed in float64.
+    rope_dim). Pairs that turn less than ``beta_slow`` times have it divided by ``factor``. Between the two groups
+    both frequencies are mixed, by a share that grows evenly from pair to pair: section 3.2 of
+    https://arxiv.org/abs/2309.00071. ``attention_factor`` is that of section 3.4. Computed in float64.
 
     Args:
         num_positions: the rows of the table.

@@ -50,7 +50,7 @@ OPS = (
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
 )
-# What a fused op stands for, in words and as ops.
+# By fused op, the work that it does: in words, and as single ops.
 FUSED = {
     "apply_rope_inplace_with_kvcache": ("rope + store", ("apply_rope_inplace", "store_cache")),
     "fused_qk_norm_rope": ("norms + rope", ("fused_inplace_qknorm", "apply_rope_inplace")),
@@ -138,12 +138,12 @@ def transformers(
 
 
 class Kernel(NamedTuple):
-    """What a provider runs.
+    """A provider's code for an op.
 
     Attributes:
         run: takes its own arguments.
-        of: these, from those of our op.
-        found: what it has written, from its own arguments, by the place among those of our op.
+        of: makes these from the arguments of our op.
+        found: the tensors that it has written, by their places among the arguments of our op.
     """
 
     run: Run
@@ -226,7 +226,7 @@ def check(op: str, kernel: Kernel, size: int, device: str) -> None:
 
 
 def num_bytes(op: str, tokens: int, size: int) -> int:
-    """Of the heads that an op reads and writes."""
+    """The bytes of the heads that an op reads and writes."""
     return 2 * tokens * size * (2 * (HEADS + KV_HEADS) + (3 * KV_HEADS if op.endswith("kvcache") else 0))
 
 
