@@ -29,6 +29,8 @@ def cells(page: str) -> Iterator[dict[str, Any]]:
     """The cells of the tables of a page: the number of tokens or rows, the op with its shape, and the ratio."""
     for heading, table in re.findall(r"^## (.+)\n\n((?:\|.*\n)+)", page, re.MULTILINE):
         names, _, *rows = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines())
+        if RATIO not in names:
+            continue
         first, *others = names[: names.index("sgljit")]
         for row in rows:
             found = dict(zip(names, row, strict=True))

@@ -1019,7 +1019,9 @@ inline void match_segment(
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});
     }
     if (!is_for_all && inner_of(rows) != own_inner && (rows.inner != Rows::kForAllInner || is_written))
-      rows.raise(location, {"Size mismatch for the rows of each: expected ", own_inner, " but got ", inner_of(rows)});
+      rows.raise(
+          location,
+          {"Size mismatch for the rows of each, such as heads: expected ", own_inner, " but got ", inner_of(rows)});
     std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value || is_of_words ? sgl::kOneValue : 0);
     if (rows.index != nullptr) {
       const auto index_type = rows.index->dtype();

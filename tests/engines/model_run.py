@@ -25,6 +25,30 @@ from sgljit_tools.recording.tensors import Shaped
 MOST = 16384
 
 
+def rotations(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor], dict[str, bool]]]:
+    """As ``calls``, with the op's options: what attention does to the heads in a projection, once for each way."""
+    dtype, size = getattr(torch, model.dtype), model.head_dim
+    options = {"is_neox": False} if model.traits.interleaved else {}
+    index, angles = torch.zeros(MOST, dtype=torch.int64), torch.empty(4096, model.rope_dim)
+    if model.latent_sizes:  # the ends of the heads, and of the compressed row
+        q = torch.empty(MOST, model.query_heads, 128 + model.rope_dim, dtype=dtype)[..., 128:]
+        k = torch.empty(MOST, 1, model.cache_row, dtype=dtype)[..., -model.rope_dim :]
+        yield "rope", "apply_rope_inplace", [q, k, angles, index], options
+        return
+    heads = [model.query_heads, model.kv_heads, model.kv_heads]
+    q, k, v = torch.empty(MOST, sum(heads), size, dtype=dtype).split(heads, dim=1)
+    caches = [torch.empty(MOST, model.kv_heads, size, dtype=dtype) for _ in "kv"]
+    yield "rope", "apply_rope_inplace", [q, k, angles, index], options
+    yield "rope", "apply_rope_inplace_with_kvcache", [q, k, v, *caches, angles, index, index], options
+    if model.traits.qk_norm == "head":
+        weights, normed = [torch.empty(size, dtype=dtype) for _ in "qk"], dict(options)
+        if model.traits.one_plus:
+            normed["gemma"] = True
+        yield "rope", "fused_qk_norm_rope", [q, k, *weights, angles, index], normed
+        tensors = [q, k, v, *weights, *caches, angles, index, index]
+        yield "rope", "fused_qk_norm_rope_with_kvcache", tensors, normed
+
+
 def calls(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor | None]]]:
     """The family, the op, and its tensors, with the most tokens: the others have the first rows of these."""
     dtype = getattr(torch, model.dtype)
@@ -66,14 +90,17 @@ def main(question: str, answer: str, device: str) -> None:
         arch.pretend(arch.parse_cuda_target("9.0", "a test"))
     address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     with recording(address) as recorder:
-        for family, op, tensors in calls(model):
+        made = [(*call, {}) for call in calls(model)]
+        made += rotations(model) if device == "cuda" else []  # on the CPU they would be computed, for hours
+        for family, op, tensors, options in made:
             function = getattr(ops[family], op)
             for tokens in range(1, MOST + 1):
-                arguments: list[Any] = [x if x is None or x.dim() == 1 else x[:tokens] for x in tensors]
+                # Tokens are the rows of all but weights and the table of angles.
+                arguments: list[Any] = [x if x is None or len(x) != MOST else x[:tokens] for x in tensors]
                 if device == "cuda":
                     shaped = [x if x is None else Shaped.of(x) for x in arguments]
                     arguments = [x if x is None else x.handed_over() for x in shaped]
-                function(*arguments)
+                function(*arguments, **options)
     Path(answer).write_text("\n".join(sorted(wanted.spec.label for wanted in recorder.wanted)))
 
 

@@ -15,6 +15,7 @@ from engines.test_shapes import DEEPSEEK, QWEN3
 from engines import model_run
 from sgljit_core import errors
 from sgljit_core.compilers import nvrtc
+from sgljit_core.families import loading
 from sgljit_engines.adapter import engine_ops
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_engines.shapes import read_config
@@ -34,7 +35,7 @@ def shape(tmp_path):
 def asked(shape, ops=None, device="cuda"):
     """What is built for a model, by the labels of the builds."""
     cuda_arch = "9.0" if device == "cuda" else None
-    families = ["activation", "norm", "hicache"]
+    families = ["activation", "norm", "hicache", *(["rope"] if device == "cuda" else [])]
     recorded = record(families, cuda_arch=cuda_arch, on_cpu=cuda_arch is None, ops=ops and frozenset(ops), model=shape)
     return sorted(wanted.spec.label for wanted in recorded.wanted)
 
@@ -50,11 +51,17 @@ MODELS = {
     "deepseek_v3": DEEPSEEK
     | {"hidden_act": "silu", "intermediate_size": 18432, "rms_norm_eps": 1e-6}
     | {"moe_intermediate_size": 2048, "n_shared_experts": 1},
+    "glm4": QWEN3
+    | MLP
+    | {"model_type": "glm4", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 2}
+    | {"partial_rotary_factor": 0.5},
     "gpt_oss": QWEN3 | MLP | {"model_type": "gpt_oss", "hidden_size": 2880, "num_attention_heads": 64, "head_dim": 64},
 }
 RUN_OPS = {
-    *("rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "fused_inplace_qknorm"),
-    *("gemma_fused_rmsnorm_add_rmsnorm", "gemma_fused_inplace_qknorm", "silu_and_mul", "gelu_tanh_and_mul"),
+    *("rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "fused_rmsnorm_add_rmsnorm"),
+    *("gemma_fused_rmsnorm_add_rmsnorm", "fused_inplace_qknorm", "gemma_fused_inplace_qknorm"),
+    *("silu_and_mul", "gelu_tanh_and_mul"),
+    *("apply_rope_inplace", "apply_rope_inplace_with_kvcache", "fused_qk_norm_rope", "fused_qk_norm_rope_with_kvcache"),
 }
 
 
@@ -78,6 +85,43 @@ def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
     ran = answer.read_text().splitlines()
     assert len(ran) >= 3
     assert asked(described, RUN_OPS, device) == ran
+
+
+ROTATIONS = {  # heads of queries and of keys, their size, what of it turns; whether halves do, and 1 + weight
+    "qwen3": (16, 8, 128, 128, True, False),
+    "llama": (32, 8, 128, 128, True, None),
+    "gemma3": (8, 4, 256, 256, True, True),
+    "glm4": (32, 2, 128, 64, False, None),
+    "deepseek_v3": (128, 1, 64, 64, False, None),
+}
+
+
+@pytest.mark.parametrize("model", ROTATIONS)
+def test_rotations_are_those_of_the_model(shape, model):
+    queries, keys, size, rotated, is_neox, gemma = ROTATIONS[model]
+    described = shape(MODELS[model])
+    found = {name: list(op.calls(described)) for name, op in loading.load("rope").declared().items()}
+    is_latent, is_normed = model == "deepseek_v3", gemma is not None
+    has = {
+        "apply_rope_inplace": True,
+        "apply_rope_inplace_with_kvcache": not is_latent,
+        "apply_rotary_pos_emb": is_neox,
+        "apply_rotary_pos_emb_inplace": True,
+        "fused_qk_norm_rope": is_normed,
+        "fused_qk_norm_rope_with_kvcache": is_normed,
+    }
+    assert {name: len(calls) for name, calls in found.items()} == has
+    for name, calls in found.items():
+        for call in calls:
+            if name == "apply_rotary_pos_emb":
+                assert [call[x].shape[1] for x in "qk"] == [queries, keys]
+                assert {call[x].shape[-1] for x in ("q", "k", "cos", "sin", "q_out", "k_out")} == {size}
+                continue
+            assert [call[x].shape[1:] for x in "qk"] == [(queries, size), (keys, size)]
+            assert {call[x].shape[1] for x in ("cos_sin_cache", "cos", "sin") if x in call} == {rotated}
+            assert call.get("is_neox", True) == is_neox
+            assert call.get("gemma", False) == bool(gemma and "norm" in name)
+            assert call["q"].dtype == "bfloat16"
 
 
 def rows_of(label: str) -> list[tuple[int, int]]:

@@ -76,6 +76,16 @@ def test_what_a_config_leaves_out_follows_from_the_rest(read):
     assert read(QWEN3, dtype="float32").dtype == "float32"
 
 
+def test_the_rotated_part_of_a_head(read):
+    assert read(QWEN3).rope_dim == 128
+    assert read({**QWEN3, "partial_rotary_factor": 0.75}).rope_dim == 96
+    assert read({**QWEN3, "rope_parameters": {"partial_rotary_factor": 0.5}}).rope_dim == 64
+    assert read({**QWEN3, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}).rope_dim == 128
+    assert read(DEEPSEEK).rope_dim == 64
+    assert read(DEEPSEEK).traits.interleaved
+    assert not read(QWEN3).traits.interleaved
+
+
 def test_latent_attention_has_one_cache_on_every_rank(read):
     shape = read(DEEPSEEK, tensor_parallel=8)
     assert (shape.caches, shape.cache_row, shape.latent_sizes) == (1, 576, (1536, 512))

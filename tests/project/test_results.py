@@ -45,6 +45,7 @@ def test_a_cell_is_a_ratio_of_a_table(heat_maps):
         "# A page\n\n## an_op\n\n| tokens | size | sgljit | other | sgljit / best of the others |\n"
         "|---|---|---|---|---|\n"
         "| 1 | 64 | 1.0 (9 %) | 2.0 | 0.500 |\n| 8 | 64 | 1.0 (9 %) |  |  |\n\n## text\n\nnone\n"
+        "\n## another comparison\n\n| tokens | fused / its parts |\n|---|---|\n| 1 | 0.500 |\n"
     )
     first, second = heat_maps.cells(page)
     assert first == {"tokens": 1, "op": "an_op, 64 size", "sgljit / best of the others": 0.5}

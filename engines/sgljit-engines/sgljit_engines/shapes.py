@@ -24,24 +24,27 @@ class Traits(NamedTuple):
         gated_mlp: whether a token passes an MLP with a gate outside of the routed experts, whose kernels have an
             activation of their own.
         sandwich_norm: whether the results of attention and of the MLP are normalised, as well as their inputs.
+        interleaved: whether the elements 2i and 2i + 1 of a head turn together, and not i and i + half.
     """
 
     one_plus: bool = False
     qk_norm: str = ""
     gated_mlp: bool = True
     sandwich_norm: bool = False
+    interleaved: bool = False
 
 
 # By the ``model_type`` of a config, which is that of the text model where a model has several parts. The tests of
 # sgljit-transformers compare each row with the model that transformers makes of it.
-_PLAIN_TYPES = ("deepseek_v2", "deepseek_v3", "granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
+_PLAIN_TYPES = ("granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
 MODEL_TYPES: Mapping[str, Traits] = {
     **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), Traits()),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Traits(interleaved=True)),
     **dict.fromkeys(("gpt_oss", "mixtral"), Traits(gated_mlp=False)),
     "gemma": Traits(one_plus=True),
     "gemma2": Traits(one_plus=True, sandwich_norm=True),
     "gemma3_text": Traits(one_plus=True, qk_norm="head", sandwich_norm=True),
-    "glm4": Traits(sandwich_norm=True),
+    "glm4": Traits(sandwich_norm=True, interleaved=True),
     "olmo2": Traits(qk_norm="all"),
     "qwen3": Traits(qk_norm="head"),
     "qwen3_moe": Traits(qk_norm="head", gated_mlp=False),
@@ -68,6 +71,7 @@ class ModelShape:
         vocabulary: the elements of a row of logits; 0 where the config does not say.
         traits: what the type of model does beside its config.
         notes: sentences about what is not covered.
+        rope_dim: elements of a head that are rotated, the first; with multi-head latent attention a part of its own.
     """
 
     model_type: str
@@ -87,6 +91,7 @@ class ModelShape:
     vocabulary: int
     traits: Traits
     notes: tuple[str, ...]
+    rope_dim: int = 0
 
 
 def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) -> ModelShape:
@@ -124,6 +129,9 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     kv_heads = _integer(file, text, "num_key_value_heads", heads)
     hidden = _integer(file, text, "hidden_size")
     head_dim = _integer(file, text, "head_dim", hidden // heads or None)
+    rope = text.get("rope_parameters")
+    share = text.get("partial_rotary_factor", rope.get("partial_rotary_factor") if isinstance(rope, dict) else None)
+    rotated = int(share * head_dim) if isinstance(share, float) else head_dim
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
     traits = MODEL_TYPES.get(model_type, Traits())
@@ -146,6 +154,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         vocabulary=_integer(file, text, "vocab_size", 0),
         traits=traits,
         notes=tuple(notes),
+        rope_dim=_integer(file, text, "qk_rope_head_dim", rotated),
     )
 
 

@@ -35,7 +35,7 @@ def qwen3(
         q_weight, k_weight: [head_dim], of one dtype.
         cos_sin: [positions, rope_dim], a cosine for each pair of i and i + rope_dim / 2, then a sine for each.
         positions: [tokens], int32 or int64, rows of ``cos_sin``.
-        k_cache, v_cache: [slots, kv_heads, head_dim], of one dtype; written.
+        k_cache, v_cache: [slots, kv_heads, head_dim], of the dtype of k and v; written.
         slots: [tokens], int32 or int64; a token with a negative one is not stored.
         eps: added to the mean of squares.
     """
@@ -74,7 +74,7 @@ def gpt_oss(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """``qwen3`` without a norm: gpt-oss. YaRN is in ``cos_sin``, see ``sgljit_prologues.yarn``.
+    """``qwen3`` without a norm: gpt-oss. YaRN is in ``cos_sin``, see ``sgljit_rope.yarn_table``.
 
     Args:
         q, k, v, cos_sin, positions, k_cache, v_cache, slots: as in ``qwen3``.
@@ -104,7 +104,7 @@ def deepseek_v3(
         q_weight, kv_weight: [q_rank] and [kv_rank], of one dtype.
         cos_sin: [positions, rope_dim], a cosine for each pair, then a sine for each.
         positions: [tokens], int32 or int64, rows of ``cos_sin``.
-        kv_cache: [slots, kv_rank + rope_dim]; written.
+        kv_cache: [slots, kv_rank + rope_dim], of the dtype of kv_latent; written.
         slots: [tokens], int32 or int64; a token with a negative one is not stored.
         eps: added to the mean of squares.
     """

@@ -16,6 +16,7 @@ __all__ = [
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
     "mrope_table",
+    "yarn_table",
 ]
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
         fused_qk_norm_rope,
         fused_qk_norm_rope_with_kvcache,
     )
+    from .yarn import yarn_table
 else:
     from sgljit_core.lazy import attributes
 
-    __getattr__, __dir__ = attributes(__name__, {"multimodal": ["mrope_table"], "ops": __all__})
+    __getattr__, __dir__ = attributes(__name__, {"multimodal": ["mrope_table"], "yarn": ["yarn_table"], "ops": __all__})

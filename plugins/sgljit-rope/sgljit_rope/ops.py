@@ -27,7 +27,8 @@ def apply_rope_inplace(
         q: [tokens, heads, head_dim], float16, bfloat16 or float32, on a CUDA device or the CPU. Tokens and heads may be
             any distance apart, such as in a slice of a projection; elements of a head may not.
         k: like ``q``, of its dtype, with a number of heads of its own.
-        cos_sin_cache: [positions, rope_dim], a cosine for each pair, then a sine for each; float32 as a rule.
+        cos_sin_cache: [positions, rope_dim], a cosine for each pair, then a sine for each; float32 as a rule, or
+            float16 or bfloat16.
         positions: [tokens], int32 or int64, rows of ``cos_sin_cache``. On the CPU one out of range is refused; on CUDA
             only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
         is_neox: whether element i goes with i + rope_dim / 2; else 2i goes with 2i + 1.
@@ -113,7 +114,8 @@ def apply_rope_inplace_with_kvcache(
     Args:
         q, k, cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``.
         v: [tokens, heads, v_head_dim], of the dtype of ``q``; only read.
-        k_cache, v_cache: [slots, heads, head_dim] and [slots, heads, v_head_dim], with the heads of ``k`` and of ``v``.
+        k_cache, v_cache: [slots, heads, head_dim] and [slots, heads, v_head_dim], with the heads of ``k`` and of ``v``,
+            of their dtype: a cache in FP8 would need a scale.
         out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored. Two tokens
             must not have one slot. One out of range: as for ``positions``.
 
@@ -135,14 +137,20 @@ def fused_qk_norm_rope(
     is_neox: bool = True,
     rope_dim: int = 0,
     gemma: bool = False,
+    round_first: bool = False,
 ) -> None:
-    """RMSNorm of each head of ``q`` and ``k``, then ``apply_rope_inplace``, in one launch, rounded once.
+    """RMSNorm of each head of ``q`` and ``k``, then ``apply_rope_inplace``, in one launch.
+
+    Rounded once, at the end; or twice, with ``round_first``.
 
     Args:
         q, k, cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``.
-        q_weight, k_weight: [head_dim], contiguous, of one dtype.
+        q_weight, k_weight: [head_dim], contiguous, of one dtype: float16, bfloat16 or float32.
         eps: at least 0; added to the mean of squares.
         gemma: multiply by ``1 + weight``.
+        round_first: round the normalised heads to the dtype of ``q`` before they are rotated, as two ops do, one after
+            the other. The bits are theirs then: on the CPU for all heads, on CUDA for heads of 512 bytes at most, if
+            16 divides what is rotated of them, or 8 in float32.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``; ``eps`` is negative.
@@ -166,11 +174,13 @@ def fused_qk_norm_rope_with_kvcache(
     is_neox: bool = True,
     rope_dim: int = 0,
     gemma: bool = False,
+    round_first: bool = False,
 ) -> None:
     """``fused_qk_norm_rope``, and ``k`` and ``v`` go to slots of their caches, in one launch.
 
     Args:
-        q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox, rope_dim, gemma: as in ``fused_qk_norm_rope``.
+        q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox, rope_dim, gemma, round_first: as in
+            ``fused_qk_norm_rope``.
         v, k_cache, v_cache, out_loc: as in ``apply_rope_inplace_with_kvcache``.
 
     Raises:

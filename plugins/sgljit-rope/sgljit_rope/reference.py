@@ -1,4 +1,4 @@
-"""The ops in plain PyTorch and float64, to compare the kernels with. Each rounds once."""
+"""The ops in plain PyTorch and float64, to compare the kernels with. Each rounds once, with ``round_first`` twice."""
 
 from __future__ import annotations
 
@@ -81,13 +81,14 @@ def fused_qk_norm_rope(
     is_neox: bool = True,
     rope_dim: int = 0,
     gemma: bool = False,
+    round_first: bool = False,
 ) -> None:
     """RMSNorm of each head, then the rotation."""
     cos, sin = cos_sin_cache[positions.long()].chunk(2, dim=-1)
     for x, weight in ((q, q_weight), (k, k_weight)):
         values, factors = x.double(), weight.double() + (1 if gemma else 0)
         normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * factors
-        x.copy_(_rotated(normed, cos, sin, is_neox=is_neox))
+        x.copy_(_rotated(normed.to(x.dtype) if round_first else normed, cos, sin, is_neox=is_neox))
 
 
 def fused_qk_norm_rope_with_kvcache(
@@ -106,11 +107,11 @@ def fused_qk_norm_rope_with_kvcache(
     is_neox: bool = True,
     rope_dim: int = 0,
     gemma: bool = False,
+    round_first: bool = False,
 ) -> None:
     """The same, and k and v are stored."""
-    fused_qk_norm_rope(
-        q, k, q_weight, k_weight, cos_sin_cache, positions, eps=eps, is_neox=is_neox, rope_dim=rope_dim, gemma=gemma
-    )
+    tensors = (q, k, q_weight, k_weight, cos_sin_cache, positions)
+    fused_qk_norm_rope(*tensors, eps=eps, is_neox=is_neox, rope_dim=rope_dim, gemma=gemma, round_first=round_first)
     _store(k, v, k_cache, v_cache, out_loc)
 
 

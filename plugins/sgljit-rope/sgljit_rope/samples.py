@@ -64,7 +64,7 @@ def fused_qk_norm_rope(device: torch.device) -> Iterator[Sample]:
 def fused_qk_norm_rope_with_kvcache(device: torch.device) -> Iterator[Sample]:
     """As ``apply_rope_inplace_with_kvcache``, with both kinds of weights."""
     for i, sample in enumerate(_samples(device)):
-        yield {**sample, "eps": 1e-5, "gemma": i % 2 == 1}
+        yield {**sample, "eps": 1e-5, "gemma": i % 2 == 1, "round_first": i % 5 == 4}
 
 
 def _samples(device: torch.device) -> Iterator[Sample]:

@@ -22,9 +22,10 @@ Rows angles(const TensorView& cos_sin, const TensorView& positions) {
   return repeated(indexed(rows("cos_sin", cos_sin), "positions", positions));
 }
 
-/// The slots of tokens; a token with a negative one is not stored.
-Rows slots_of(const char* name, const TensorView& cache, const TensorView& slots) {
-  return indexed(heads(name, cache), "slots", slots, true);
+/// The slots of tokens in the cache of `x`, of its dtype, as FP8 would need a scale. A token with a negative slot is
+/// not stored.
+Rows slots_of(const Rows& x, const char* name, const TensorView& cache, const TensorView& slots) {
+  return indexed(heads(name, cache).typed_as(x), "slots", slots, true);
 }
 
 void qwen3(
@@ -33,12 +34,13 @@ void qwen3(
   using F = prologues::NormedHeads<false>;
   const auto& program = qwen3_program;
   const auto turn = angles(cos_sin, positions);
+  const auto keys = heads("k", k), values = heads("v", v);
   qwen3_program(
       {eps}, {program.rows(F::x = heads("q", q), F::weight = shared_row("q_weight", q_weight), F::cos_sin = turn),
               program.rows(
-                  F::x = heads("k", k), F::weight = shared_row("k_weight", k_weight), F::cos_sin = turn,
-                  F::cache = slots_of("k_cache", k_cache, slots)),
-              program.rows(F::x = heads("v", v), F::cache = slots_of("v_cache", v_cache, slots))});
+                  F::x = keys, F::weight = shared_row("k_weight", k_weight), F::cos_sin = turn,
+                  F::cache = slots_of(keys, "k_cache", k_cache, slots)),
+              program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots))});
 }
 
 void qwen3_next(
@@ -47,13 +49,13 @@ void qwen3_next(
   using F = prologues::NormedHeads<true>;
   const auto& program = qwen3_next_program;
   const auto turn = angles(cos_sin, positions);
-  const auto both = heads("q_and_gate", q_and_gate);
+  const auto both = heads("q_and_gate", q_and_gate), keys = heads("k", k), values = heads("v", v);
   qwen3_next_program(
       {eps}, {program.rows(F::x = both.part(0, 2), F::weight = shared_row("q_weight", q_weight), F::cos_sin = turn),
               program.rows(
-                  F::x = heads("k", k), F::weight = shared_row("k_weight", k_weight), F::cos_sin = turn,
-                  F::cache = slots_of("k_cache", k_cache, slots)),
-              program.rows(F::x = heads("v", v), F::cache = slots_of("v_cache", v_cache, slots)),
+                  F::x = keys, F::weight = shared_row("k_weight", k_weight), F::cos_sin = turn,
+                  F::cache = slots_of(keys, "k_cache", k_cache, slots)),
+              program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots)),
               program.rows(F::x = both.part(1, 2))});
 }
 
@@ -65,17 +67,16 @@ struct Stored {
   Stored(
       const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cos_sin,
       const TensorView& positions, const TensorView& k_cache, const TensorView& v_cache, const TensorView& slots)
-      : Stored(q, k, v, angles(cos_sin, positions), k_cache, v_cache, slots) {}
+      : Stored(heads("q", q), heads("k", k), heads("v", v), angles(cos_sin, positions), k_cache, v_cache, slots) {}
 
  private:
   Stored(
-      const TensorView& q, const TensorView& k, const TensorView& v, const Rows& turn, const TensorView& k_cache,
+      const Rows& q, const Rows& k, const Rows& v, const Rows& turn, const TensorView& k_cache,
       const TensorView& v_cache, const TensorView& slots)
       : segments{
-            gpt_oss_program.rows(F::x = heads("q", q), F::cos_sin = turn),
-            gpt_oss_program.rows(
-                F::x = heads("k", k), F::cos_sin = turn, F::cache = slots_of("k_cache", k_cache, slots)),
-            gpt_oss_program.rows(F::x = heads("v", v), F::cache = slots_of("v_cache", v_cache, slots))} {}
+            gpt_oss_program.rows(F::x = q, F::cos_sin = turn),
+            gpt_oss_program.rows(F::x = k, F::cos_sin = turn, F::cache = slots_of(k, "k_cache", k_cache, slots)),
+            gpt_oss_program.rows(F::x = v, F::cache = slots_of(v, "v_cache", v_cache, slots))} {}
 };
 
 void gpt_oss(
@@ -91,7 +92,8 @@ void deepseek_v3(
   const auto& program = deepseek_v3_program;
   const auto weights = shared_row("kv_weight", kv_weight);
   const auto turn = indexed(rows("cos_sin", cos_sin), "positions", positions);
-  const auto kv = rows("kv_latent", kv_latent), cache = indexed(rows("kv_cache", kv_cache), "slots", slots, true);
+  const auto kv = rows("kv_latent", kv_latent);
+  const auto cache = indexed(rows("kv_cache", kv_cache).typed_as(kv), "slots", slots, true);
   const auto rank = weights.columns;
   for (const auto& one : {kv, cache}) {  // slices would take a longer row
     if (one.columns != rank + turn.columns) [[unlikely]]

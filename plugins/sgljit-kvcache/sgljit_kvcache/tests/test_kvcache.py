@@ -225,7 +225,7 @@ BAD = {
     ),
     "dtype as wide": ({"k": zeros(2, 1, 8).int()}, "k", "expected float32, the dtype of k_cache, but got int32"),
     "size of v": ({"v": zeros(2, 1, 6)}, "v", "for a row: expected 8, that of v_cache, but got 6"),
-    "heads of k_cache": ({"k_cache": zeros(4, 2, 8)}, "k_cache", "the rows of each: expected 1 but got 2"),
+    "heads of k_cache": ({"k_cache": zeros(4, 2, 8)}, "k_cache", "rows of each, such as heads: expected 1 but got 2"),
     "tokens of v": ({"v": zeros(3, 1, 8)}, "v", "number of rows: expected 2, the elements of indices, but got 3"),
     "dimensions of k": ({"k": zeros(8)}, "k", "Dimension mismatch"),
     "dtype of indices": ({"indices": zeros(2)}, "indices", "expected one of .int32, int64. but got float32"),
@@ -279,7 +279,7 @@ def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_wr
         ((buffer, loc, nope, rope[..., :3]), "kv_buffer", "expected 11, those of k_nope and k_rope, but got 12"),
         ((buffer, loc, nope, rope[:1]), "k_rope", "number of rows: expected 2, the elements of loc, but got 1"),
         ((buffer, loc, nope, rope.half()), "k_rope", "expected float32, the dtype of kv_buffer, but got float16"),
-        ((zeros(4, 2, 12, device=device), loc, nope, rope), "kv_buffer", "the rows of each: expected 1 but got 2"),
+        ((zeros(4, 2, 12, device=device), loc, nope, rope), "kv_buffer", "each, such as heads: expected 1 but got 2"),
     ):
         with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
             family.set_mla_kv_buffer(*arguments)

@@ -1,10 +1,11 @@
 """How fast are the ops of the family against SGLang's kernels, torch.compile and PyTorch?
 
-    python -m sgljit_rope.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
+    python -m sgljit_rope.bench [--device cpu|cuda] [--ops OPS] [--sizes 64,128] [--peers DIR] [--output FILE]
 
-In bfloat16, 32 heads of queries and 8 of keys. SGLang's kernels are measured from ``--peers``, a folder with a
-``peers.py`` that offers them; where it has no fused kernel, its kernels one after the other. The bytes of a call are
-those of the heads that are read and written. With CI set in the environment: one small shape for each op.
+In bfloat16, 32 heads of queries and 8 of keys, slices of one projection. SGLang's kernels are measured from
+``--peers``, a folder with a ``peers.py`` that offers them. The bytes of a call are those of the heads that are read and
+written. The last table compares each fused op with our own ops for its parts. With CI set in the environment: one small
+shape for each op.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import rms_norm
@@ -26,11 +28,18 @@ from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
 Run = Callable[..., object]
+Arguments = tuple[Any, ...]
 
-HEADS, KV_HEADS, EPS = 32, 8, 1e-6
+HEADS, KV_HEADS, EPS, THETA = 32, 8, 1e-6, 10000.0
+PROJECTION = (HEADS, KV_HEADS, KV_HEADS)  # the heads of q, k and v in a row
 POSITIONS = 4096
+SECONDS = 0.03
+NORM_SIZES = (64, 128, 256)  # that SGLang's norms of heads take
 SHAPES = {
-    "cuda": [(tokens, size) for size in (64, 128, 256) for tokens in (1, 8, 64, 256, 1024, 4096, 16384)],
+    "cuda": [
+        *((tokens, size) for size in (64, 128, 256) for tokens in (1, 8, 64, 256, 1024, 4096, 16384)),
+        *((tokens, size) for size in (80, 96, 192) for tokens in (1, 64, 1024)),
+    ],
     "cpu": [(1, 128), (64, 128), (1024, 128)],
 }
 OPS = (
@@ -41,15 +50,41 @@ OPS = (
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
 )
+# By fused op, the work that it does: in words, and as single ops.
+FUSED = {
+    "apply_rope_inplace_with_kvcache": ("rope + store", ("apply_rope_inplace", "store_cache")),
+    "fused_qk_norm_rope": ("norms + rope", ("fused_inplace_qknorm", "apply_rope_inplace")),
+    "fused_qk_norm_rope_with_kvcache": (
+        "norms + rope + store",
+        ("fused_inplace_qknorm", "apply_rope_inplace", "store_cache"),
+    ),
+}
+# An op of another family, which op's arguments it is measured with, and the places of those that it takes.
+SINGLE = {
+    "fused_inplace_qknorm": ("norm", "fused_qk_norm_rope", (0, 1, 2, 3)),
+    "store_cache": ("kvcache", "apply_rope_inplace_with_kvcache", (1, 2, 3, 4, 7)),
+}
+NOTE = """bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes.
+
+"SGLang": its kernels one after the other where none does all: those of the norms, of the rotation, and of the rotation
+with the store. "SGLang, fused": what it has beside these for a whole projection. For `fused_qk_norm_rope` its kernel of
+norms and rotation, which computes its angles and reads no table; with the store, that kernel and then the store. For
+`apply_rope_inplace_with_kvcache` its `bf16_rope_scale_store`, which rotates by a table of bfloat16, rounds each product
+and sum, writes q to memory of its own, and leaves k in the projection as it was. The last column takes the best of all.
+"""
 
 
-def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
-    """The arguments of a call, in the op's order."""
-    q, k, v = (torch.randn(tokens, heads, size, device=device).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS))
+def make(op: str, tokens: int, size: int, device: str) -> Arguments:
+    """The arguments of a call, in the op's order: heads are slices of a projection, and slot 0 stays empty.
+
+    SGLang keeps no token in that slot. The table is that of ``THETA``, from which a kernel of it computes its angles.
+    """
+    q, k, v = torch.randn(tokens, sum(PROJECTION), size, device=device).bfloat16().split(PROJECTION, dim=1)
     caches = [torch.zeros(tokens + 1, KV_HEADS, size, device=device).bfloat16() for _ in "kv"]
     weights = [torch.rand(size, device=device).bfloat16() for _ in "qk"]
-    angles = torch.rand(POSITIONS, size // 2, device=device) * 7
-    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    turns = THETA ** (-torch.arange(0, size, 2, device=device, dtype=torch.float64) / size)
+    angles = torch.arange(POSITIONS, device=device)[:, None] * turns
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
     positions = torch.randint(0, POSITIONS, (tokens,), device=device)
     if op.startswith("apply_rotary_pos_emb"):
         cos, sin = (x.repeat(1, 2).bfloat16() for x in cos_sin[positions].chunk(2, dim=-1))
@@ -59,7 +94,7 @@ def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ..
         return q, k, cos[None], sin[None], torch.zeros_like(q), torch.zeros_like(k)
     stored = op.endswith("kvcache")
     arguments = [q, k, *([v] if stored else []), *(weights if "norm" in op else []), *(caches if stored else [])]
-    return (*arguments, cos_sin, positions, *([torch.randperm(tokens, device=device)] if stored else []))
+    return (*arguments, cos_sin, positions, *([torch.randperm(tokens, device=device) + 1] if stored else []))
 
 
 def pytorch(op: str, *arguments: torch.Tensor) -> None:
@@ -102,8 +137,24 @@ def transformers(
         torch.add(x * cos, torch.cat((-b, a), dim=-1) * sin, out=out)
 
 
-def sglang(peers: Any, op: str, size: int) -> Run:
-    """SGLang's kernels for an op, neox."""
+class Kernel(NamedTuple):
+    """A provider's code for an op.
+
+    Attributes:
+        run: takes its own arguments.
+        of: makes these from the arguments of our op.
+        found: the tensors that it has written, by their places among the arguments of our op.
+    """
+
+    run: Run
+    of: Callable[[Arguments], Arguments] = lambda arguments: arguments
+    found: Callable[[Arguments], Mapping[int, torch.Tensor]] = lambda arguments: dict(enumerate(arguments))
+
+
+def sglang(peers: Any, op: str, size: int) -> Kernel | None:
+    """SGLang's kernels for an op, one after the other, neox; None for a size that they do not take."""
+    if "norm" in op and size not in NORM_SIZES:
+        return None
     rope = peers.rope(size, True)
 
     def fused(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, *others: Any) -> None:
@@ -111,7 +162,7 @@ def sglang(peers: Any, op: str, size: int) -> Run:
 
     after: Run = fused if op.endswith("kvcache") else rope.run
     if "norm" not in op:
-        return after
+        return Kernel(after)
     norm = peers.qknorm(size)
     first = 3 if op.endswith("kvcache") else 2  # the weights' place
 
@@ -119,40 +170,118 @@ def sglang(peers: Any, op: str, size: int) -> Run:
         norm(*arguments[:2], *arguments[first : first + 2], EPS)
         after(*arguments[:first], *arguments[first + 2 :])
 
-    return chain
+    return Kernel(chain)
 
 
-def check(op: str, run: Run, size: int, device: str) -> None:
+def sglang_fused(peers: Any, op: str, size: int) -> Kernel | None:
+    """SGLang's kernels that take a projection, neox: with the norms it is stored by another; None as for ``sglang``."""
+    if "norm" in op and size not in NORM_SIZES:
+        return None
+    ends = (HEADS * size, (HEADS + KV_HEADS) * size)  # of q and of k in a row
+
+    def projection(q: torch.Tensor) -> torch.Tensor:
+        return q.as_strided((len(q), sum(PROJECTION) * size), (q.stride(0), 1))
+
+    if "norm" not in op:
+
+        def of(arguments: Arguments) -> Arguments:
+            q, _, _, k_cache, v_cache, cos_sin, *where = arguments
+            out = torch.zeros(len(q), HEADS * size, dtype=q.dtype, device=q.device)
+            return (projection(q), out, k_cache, v_cache, cos_sin.bfloat16(), *where)
+
+        return Kernel(peers.rope_scale_store(), of, lambda own: {0: own[1], 3: own[2], 4: own[3]})
+
+    kernel, store = peers.qknorm_rope(size, True), peers.store(2 * KV_HEADS * size)
+    is_stored = op.endswith("kvcache")
+
+    def of_norm(arguments: Arguments) -> Arguments:
+        q, _, *others = arguments
+        q_weight, k_weight, *caches, _, positions, slots = others[1:] if is_stored else (*others, None)
+        stored = (*(x.flatten(1) for x in caches), slots) if is_stored else ()
+        return (projection(q), q_weight, k_weight, positions.int(), *stored)
+
+    def run(qkv: torch.Tensor, q_weight: Any, k_weight: Any, positions: Any, *stored: Any) -> None:
+        kernel(qkv, q_weight, k_weight, positions, PROJECTION, EPS, THETA)
+        if is_stored:
+            k_cache, v_cache, slots = stored
+            store(qkv[:, ends[0] : ends[1]], qkv[:, ends[1] :], k_cache, v_cache, slots, len(k_cache), -1)
+
+    def found(own: Arguments) -> Mapping[int, torch.Tensor]:
+        caches = {5: own[4], 6: own[5]} if is_stored else {}
+        return {0: own[0][:, : ends[0]], 1: own[0][:, ends[0] : ends[1]], **caches}
+
+    return Kernel(run, of_norm, found)
+
+
+def check(op: str, kernel: Kernel, size: int, device: str) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     arguments = make(op, 9, size, device)
     wanted = [x.clone() for x in arguments]
     getattr(reference, op)(*wanted)
-    run(*arguments)
-    for got, want in zip(arguments, wanted, strict=True):
-        assert (got.double() - want.double()).norm() <= 0.02 * want.double().norm(), (op, size)
+    own = kernel.of(arguments)
+    kernel.run(*own)
+    for place, got in kernel.found(own).items():
+        want = wanted[place].double().flatten()
+        assert (got.double().flatten() - want).norm() <= 0.02 * want.norm(), (op, size, place)
 
 
-def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
+def num_bytes(op: str, tokens: int, size: int) -> int:
+    """The bytes of the heads that an op reads and writes."""
+    return 2 * tokens * size * (2 * (HEADS + KV_HEADS) + (3 * KV_HEADS if op.endswith("kvcache") else 0))
+
+
+@functools.cache
+def ours(op: str, tokens: int, size: int, device: str) -> Figure:
+    """The time of an op of this family, or of one of those that it stands for."""
+    if op in SINGLE:
+        family, like, places = SINGLE[op]
+        return measure(
+            getattr(ops[family], op),
+            lambda: tuple(x for i, x in enumerate(make(like, tokens, size, device)) if i in places),
+            seconds=SECONDS,
+        )
+    kernel = Kernel(getattr(ops["rope"], op))
+    check(op, kernel, size, device)
+    return measure(
+        kernel.run, lambda: make(op, tokens, size, device), num_bytes=num_bytes(op, tokens, size), seconds=SECONDS
+    )
+
+
+def table(op: str, device: str, peers: Any, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
     has_peer = peers is not None and not op.startswith("apply_rotary_pos_emb")
-    names = ["sgljit", *(["SGLang"] if has_peer else []), "PyTorch"]
-    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
+    names = ["sgljit", *(["SGLang"] if has_peer else []), *(["SGLang, fused"] if has_peer and op in FUSED else [])]
+    names += ["PyTorch", *(["torch.compile"] if device == "cuda" else [])]  # which on the CPU times a C++ compiler
     plain = functools.partial(pytorch, op)
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
-        if provider == "SGLang":
-            kernel = sglang(peers, op, size)
-        elif provider == "sgljit":
-            kernel = getattr(ops["rope"], op)
+        if provider == "sgljit":
+            return ours(op, tokens, size, device)
+        if provider.startswith("SGLang"):
+            kernel = (sglang if provider == "SGLang" else sglang_fused)(peers, op, size)
         else:
-            kernel = plain if provider == "PyTorch" else torch.compile(plain, dynamic=False)
+            kernel = Kernel(plain if provider == "PyTorch" else torch.compile(plain, dynamic=False))
+        if kernel is None:
+            return math.nan
         check(op, kernel, size, device)
-        elements = tokens * size * (2 * (HEADS + KV_HEADS) + (3 * KV_HEADS if op.endswith("kvcache") else 0))
-        return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=2 * elements, seconds=0.03)
+        of, moved = kernel.of, num_bytes(op, tokens, size)
+        return measure(kernel.run, lambda: of(make(op, tokens, size, device)), num_bytes=moved, seconds=SECONDS)
 
-    places = get_benchmark_range(SHAPES[device], SHAPES[device][1:2])
     return sweep(run, ["tokens", "size"], places, names)
+
+
+def parts(fused: Sequence[str], device: str, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The time of each fused op, divided by that of the ops it stands for, one after the other."""
+
+    def ratio(op: str, tokens: int, size: int) -> float:
+        of = (ours(one, tokens, size, device).microseconds for one in FUSED[op][1])
+        return ours(op, tokens, size, device).microseconds / sum(of)
+
+    return [
+        {"tokens": tokens, "size": size, **{FUSED[op][0]: ratio(op, tokens, size) for op in fused}}
+        for tokens, size in places
+    ]
 
 
 def main() -> None:
@@ -160,19 +289,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time of rotary position embedding")
     parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ops", default=",".join(OPS), help="which, with commas between")
+    parser.add_argument("--sizes", help="of heads, with commas between; default: all")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
+    device, names = arguments.device, arguments.ops.split(",")
+    sizes = {str(size) for _, size in SHAPES[device]}
+    chosen = set(arguments.sizes.split(",")) if arguments.sizes else sizes
+    for option, unknown, known in (
+        ("ops", set(names) - {*OPS}, OPS),
+        ("sizes", chosen - sizes, sorted(sizes, key=int)),
+    ):
+        if unknown:
+            parser.error(f"--{option}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    shapes = [place for place in SHAPES[device] if str(place[1]) in chosen]
+    places = get_benchmark_range(shapes, shapes[1:2])
     torch.manual_seed(0)
     peers = None
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    tables = {op: table(op, arguments.device, peers) for op in arguments.ops.split(",")}
-    note = "bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes."
-    sys.stdout.write(
-        write_results(arguments.output, "Rotary position embedding", tables, note=note, device=arguments.device)
-    )
+    tables = {op: table(op, device, peers, places) for op in names}
+    if fused := [op for op in FUSED if op in names]:
+        tables["fused / sum of its parts"] = parts(fused, device, places)
+    sys.stdout.write(write_results(arguments.output, "Rotary position embedding", tables, note=NOTE, device=device))
 
 
 if __name__ == "__main__":

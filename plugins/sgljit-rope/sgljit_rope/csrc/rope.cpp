@@ -10,8 +10,8 @@ namespace {
 using namespace host;
 using rope::Norm;
 
-template <typename Order, Norm kNorm, bool kStored>
-RowProgram<rope::Layer<Order, kNorm, kStored>, kStored ? 3 : 2> program{"rope.h"};
+template <typename Order, Norm kNorm, bool kRounds, bool kStored>
+RowProgram<rope::Layer<Order, kNorm, kRounds, kStored>, kStored ? 3 : 2> program{"rope.h"};
 template <typename Order>
 RowProgram<rope::Given<Order>, 2> given_program{"rope.h"};
 RowProgram<rope::Apart, 2> apart_program{"rope.h"};
@@ -23,7 +23,7 @@ struct Call {
   bool is_neox, inverse;
   const TensorView *q_weight = nullptr, *k_weight = nullptr;
   float eps = 0;
-  bool gemma = false;
+  bool gemma = false, round_first = false;
   const TensorView *v = nullptr, *k_cache = nullptr, *v_cache = nullptr, *out_loc = nullptr;
 };
 
@@ -31,9 +31,17 @@ float sign_of(bool inverse) {
   return inverse ? -1.0f : 1.0f;
 }
 
-/// The heads of k or v: for the tokens of q, and of the size of other heads.
+/// The heads of q, which have one pair at least.
+Rows paired_heads(const char* name, const TensorView& tensor) {
+  const auto x = heads(name, tensor).floats();
+  if (x.columns < 2) [[unlikely]]
+    x.raise({}, {"Size mismatch for head_dim: expected at least 2, a pair, but got ", x.columns});
+  return x;
+}
+
+/// The heads of k or v: for the tokens of q, of its dtype, and of the size of other heads.
 Rows heads_like(const char* name, const TensorView& tensor, const Rows& q, const Rows& sized) {
-  const auto x = heads(name, tensor);
+  const auto x = heads(name, tensor).typed_as(q);
   if (x.count != q.count) [[unlikely]]
     x.raise({}, {"Size mismatch for the number of rows: expected ", q.count, ", that of q, but got ", x.count});
   if (x.columns != sized.columns) [[unlikely]]
@@ -42,83 +50,97 @@ Rows heads_like(const char* name, const TensorView& tensor, const Rows& q, const
   return x;
 }
 
-template <typename Order, Norm kNorm, bool kStored>
+template <bool kStored>
+using Segments = ProgramRows<rope::Layer<sgl::Neox, Norm::kNone, false, kStored>::kOperands>[kStored ? 3 : 2];
+
+template <Norm kNorm, bool kRounds, bool kStored>
+void in_order(const Call& call, const Segments<kStored>& segments) {
+  const auto sign = sign_of(call.inverse);
+  if (call.is_neox) return program<sgl::Neox, kNorm, kRounds, kStored>({call.eps, sign}, segments);
+  return program<sgl::Interleaved, kNorm, kRounds, kStored>({call.eps, sign}, segments);
+}
+
+template <bool kRounds, bool kStored>
+void by_weights(const Call& call, const Segments<kStored>& segments) {
+  if (call.gemma) return in_order<Norm::kGemma, kRounds, kStored>(call, segments);
+  return in_order<Norm::kPlain, kRounds, kStored>(call, segments);
+}
+
+template <bool kStored>
+void run(const Call& call, const Segments<kStored>& segments) {
+  if (call.q_weight == nullptr) return in_order<Norm::kNone, false, kStored>(call, segments);
+  return call.round_first ? by_weights<true, kStored>(call, segments) : by_weights<false, kStored>(call, segments);
+}
+
+/// All layers have the same operands, which are bound here for whichever: this is compiled once.
+template <bool kStored>
 void launch(const Call& call) {
-  auto& layer = program<Order, kNorm, kStored>;
-  using F = rope::Layer<Order, kNorm, kStored>;
-  const auto table = rows("cos_sin_cache", call.cos_sin);
+  if (!(call.eps >= 0)) [[unlikely]]
+    throw Error("ValueError", "eps must be at least 0, got ", call.eps);
+  using F = rope::Layer<sgl::Neox, Norm::kNone, false, kStored>;
+  const auto& layer = program<sgl::Neox, Norm::kNone, false, kStored>;
+  const auto q = paired_heads("q", call.q), k = heads_like("k", call.k, q, q);
+  const auto table = rows("cos_sin_cache", call.cos_sin).floats();
   if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
     table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
   const auto angles = repeated(indexed(table, "positions", call.positions));
   // An operand that a program does not use may be any.
   const auto of = [&](const Rows& x, const char* name, const TensorView* weight, const Rows& cache) {
-    const auto weights = kNorm != Norm::kNone ? shared_row(name, *weight) : x;
+    const auto weights = weight != nullptr ? shared_row(name, *weight).floats() : x;
     return layer.rows(F::x = x, F::weight = weights, F::cos_sin = angles, F::cache = cache);
   };
-  const F f{call.eps, sign_of(call.inverse)};
-  const auto q = heads("q", call.q), k = heads_like("k", call.k, q, q);
   if constexpr (kStored) {
     const auto slots = [&](const char* name, const TensorView& cache) {
-      return indexed(heads(name, cache), "out_loc", *call.out_loc, true);
+      return indexed(heads(name, cache).typed_as(k), "out_loc", *call.out_loc, true);
     };
     const auto k_slots = slots("k_cache", *call.k_cache), v_slots = slots("v_cache", *call.v_cache);
-    layer(
-        f, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k_slots),
-            layer.rows(F::x = heads_like("v", *call.v, q, v_slots), F::cache = v_slots)});
+    run<true>(
+        call, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k_slots),
+               layer.rows(F::x = heads_like("v", *call.v, q, v_slots), F::cache = v_slots)});
   } else {
-    layer(f, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k)});
+    run<false>(call, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k)});
   }
-}
-
-template <Norm kNorm, bool kStored>
-void in_order(const Call& call) {
-  return call.is_neox ? launch<sgl::Neox, kNorm, kStored>(call) : launch<sgl::Interleaved, kNorm, kStored>(call);
-}
-
-template <bool kStored>
-void normed(const Call& call) {
-  if (!(call.eps >= 0)) [[unlikely]]
-    throw Error("ValueError", "eps must be at least 0, got ", call.eps);
-  return call.gemma ? in_order<Norm::kGemma, kStored>(call) : in_order<Norm::kPlain, kStored>(call);
 }
 
 void apply_rope(
     TensorView q, TensorView k, TensorView cos_sin, TensorView positions, bool is_neox, int64_t rope_dim,
     bool inverse) {
-  in_order<Norm::kNone, false>({q, k, cos_sin, positions, rope_dim, is_neox, inverse});
+  launch<false>({q, k, cos_sin, positions, rope_dim, is_neox, inverse});
 }
 
 void apply_rope_with_kvcache(
     TensorView q, TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView cos_sin,
     TensorView positions, TensorView out_loc, bool is_neox, int64_t rope_dim) {
-  in_order<Norm::kNone, true>(
-      {q, k, cos_sin, positions, rope_dim, is_neox, false, nullptr, nullptr, 0, false, &v, &k_cache, &v_cache,
+  launch<true>(
+      {q, k, cos_sin, positions, rope_dim, is_neox, false, nullptr, nullptr, 0, false, false, &v, &k_cache, &v_cache,
        &out_loc});
 }
 
 void norm_rope(
     TensorView q, TensorView k, TensorView q_weight, TensorView k_weight, TensorView cos_sin, TensorView positions,
-    float eps, bool is_neox, int64_t rope_dim, bool gemma) {
-  normed<false>({q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma});
+    float eps, bool is_neox, int64_t rope_dim, bool gemma, bool round_first) {
+  launch<false>({q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma, round_first});
 }
 
 void norm_rope_with_kvcache(
     TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView k_cache,
     TensorView v_cache, TensorView cos_sin, TensorView positions, TensorView out_loc, float eps, bool is_neox,
-    int64_t rope_dim, bool gemma) {
-  normed<true>(
-      {q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma, &v, &k_cache, &v_cache,
-       &out_loc});
+    int64_t rope_dim, bool gemma, bool round_first) {
+  launch<true>(
+      {q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma, round_first, &v, &k_cache,
+       &v_cache, &out_loc});
 }
 
 template <typename Order>
 void rotate(TensorView q, TensorView k, TensorView cos, TensorView sin, bool inverse) {
   using F = rope::Given<Order>;
-  const auto half = [](const char* name, const TensorView& tensor) { return repeated(rows(name, tensor).part(0, 2)); };
+  const auto half = [](const char* name, const TensorView& tensor) {
+    return repeated(rows(name, tensor).floats().part(0, 2));
+  };
   const auto of = [&](const Rows& x) {
     return given_program<Order>.rows(F::x = x, F::cos = half("cos", cos), F::sin = half("sin", sin));
   };
-  const auto first = heads("q", q);
+  const auto first = paired_heads("q", q);
   given_program<Order>({sign_of(inverse)}, {of(first), of(heads_like("k", k, first, first))});
 }
 
@@ -205,6 +227,9 @@ void apply_rotary_pos_emb(
   };
   match("q", q, q_heads), match("k", k, k_heads), match_angles("cos", cos), match_angles("sin", sin);
   match("q_out", q_out, q_heads), match("k_out", k_out, k_heads);
+  if (q.size(3) % 2 != 0) [[unlikely]]
+    Rows{"q", q, nullptr, 0, 0, 0, false}.raise(
+        {}, {"Size mismatch for head_dim: expected an even number, pairs, but got ", q.size(3)});
   if (q.numel() == 0 && k.numel() == 0) return;
   refuse_shared({"q_out", "k_out", "q", "k", "cos", "sin"}, {&q_out, &k_out, &q, &k, &cos, &sin});
 

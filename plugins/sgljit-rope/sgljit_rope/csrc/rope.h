@@ -47,8 +47,8 @@ struct Apart {
 
 /// \brief q and k are normalised as `kNorm` says, and rotated, in place; if `kStored`, k and v go to their caches too.
 ///
-/// The segments are q, k and, if `kStored`, v.
-template <typename Order, Norm kNorm, bool kStored>
+/// If `kRounds`, they are rounded between the two. The segments are q, k and, if `kStored`, v.
+template <typename Order, Norm kNorm, bool kRounds, bool kStored>
 struct Layer {
   SGL_OPERANDS(x, weight, cos_sin, cache)
   float eps;
@@ -63,7 +63,8 @@ struct Layer {
     if constexpr (kNorm != Norm::kNone) {
       const auto weights = row[weight];
       const auto normed = sgl::rms_normed<kNorm == Norm::kGemma>(row, values, weights, eps);
-      return row.pairs(order, sgl::Rotation{sign}, normed, cos, sin);
+      if constexpr (kRounds) return row.pairs(order, sgl::Rotation{sign}, row.round(x, normed), cos, sin);
+      else return row.pairs(order, sgl::Rotation{sign}, normed, cos, sin);
     } else {
       return row.pairs(order, sgl::Rotation{sign}, values, cos, sin);
     }

@@ -15,6 +15,8 @@ from sgljit_rope.plugin import FAMILY
 
 family = ops["rope"]
 ones = torch.ones
+FP8 = torch.float8_e4m3fn
+FLOATS = r"expected one of \[float32, float16, bfloat16\]"
 ROUNDED = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
@@ -49,6 +51,34 @@ def test_it_agrees_with_float64(op, dtype, device):
             assert torch.equal(sample["v_cache"][slots], sample["v"][kept])
 
 
+@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in ROUNDED]
+)
+def test_rounded_first_it_has_the_bits_of_two_ops(stored, dtype, device):
+    pytest.importorskip("sgljit_norm")
+    torch.manual_seed(0)
+    after = "_with_kvcache" * stored
+    matters = False
+    for sample in FAMILY.declared()[f"fused_qk_norm_rope{after}"].samples(device):
+        if sample["q"].dtype != dtype or (device.type == "cuda" and sample["q"].shape[2] % 16 != 0):
+            continue
+        once, twice, apart = (
+            {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in sample.items()} for _ in range(3)
+        )
+        getattr(family, f"fused_qk_norm_rope{after}")(**once | {"round_first": False})
+        getattr(family, f"fused_qk_norm_rope{after}")(**twice | {"round_first": True})
+        norm = getattr(ops["norm"], "gemma_" * apart.pop("gemma") + "fused_inplace_qknorm")
+        norm(*(apart[name] for name in ("q", "k")), *(apart.pop(f"{name}_weight") for name in "qk"), apart.pop("eps"))
+        del apart["round_first"]
+        getattr(family, f"apply_rope_inplace{after}")(**apart)
+        for name, x in apart.items():
+            if isinstance(x, torch.Tensor):
+                assert torch.equal(twice[name], x), name
+                matters |= not torch.equal(once[name], x)
+    assert matters == (dtype != torch.float32)
+
+
 def test_a_quarter_turn_is_known(device):
     for is_neox, wanted in ((True, [-3.0, -4, 1, 2]), (False, [-2.0, 1, -4, 3])):
         q = torch.tensor([[[1.0, 2, 3, 4]]], device=device)
@@ -81,7 +111,11 @@ def test_angles_that_do_not_fit_are_refused(device):
         ({"sin": ones(2, 6)}, "sin", "expected elements for 4 pairs but got 3"),
         ({"sin": ones(2, 7)}, "sin", "each row must consist of 2 parts of equal size, got 7 elements"),
         ({"cos": ones(2, 10), "sin": ones(2, 10)}, "cos", "up to 4 pairs, but got 5"),
-        ({"cos": ones(2, 8).long()}, "cos", "DType mismatch"),
+        ({"cos": ones(2, 8).long()}, "cos", f"{FLOATS} but got int64"),
+        ({"sin": ones(2, 8).to(FP8)}, "sin", f"{FLOATS} but got float8_e4m3fn"),
+        ({"q": ones(2, 3, 8).to(FP8), "k": ones(2, 1, 8).to(FP8)}, "q", f"{FLOATS} but got float8_e4m3fn"),
+        ({"k": ones(2, 1, 8).half()}, "k", "expected float32, the dtype of q, but got float16"),
+        ({"q": ones(2, 3, 1), "k": ones(2, 1, 1)}, "q", "for head_dim: expected at least 2, a pair, but got 1"),
     ):
         arguments = {"q": ones(2, 3, 8), "k": ones(2, 1, 8), "cos": ones(2, 8), "sin": ones(2, 8), **changed}
         with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
@@ -187,8 +221,8 @@ APART = {
     "odd": (
         {"q": ones(3, 4, 2, 7), "k": ones(3, 1, 2, 7), "cos": ones(3, 2, 7), "sin": ones(3, 2, 7)}
         | {"q_out": ones(3, 4, 2, 7), "k_out": ones(3, 1, 2, 7)},
-        "cos",
-        "expected a multiple of 2 elements, at most 6, as it has 2 for each of up to 3 pairs, but got 7",
+        "q",
+        "Size mismatch for head_dim: expected an even number, pairs, but got 7",
     ),
 }
 
@@ -244,13 +278,38 @@ BAD = {
     "rope_dim odd": ({"cos_sin_cache": ones(5, 7)}, "cos_sin_cache", "expected a multiple of 2 elements, .* but got 7"),
     "rope_dim above": ({"cos_sin_cache": ones(5, 10)}, "cos_sin_cache", "up to 4 pairs, but got 10"),
     "rope_dim": ({"rope_dim": 6}, "cos_sin_cache", "expected rope_dim, 6, but got 8"),
-    "dtype of q": ({"q": ones(2, 3, 8).long()}, "q", "DType mismatch"),
-    "dtype of k": ({"k": ones(2, 1, 8).half()}, "k", "same dtype"),
+    "dtype of q": ({"q": ones(2, 3, 8).long()}, "q", f"{FLOATS} but got int64"),
+    "q and k in FP8": (
+        {"q": ones(2, 3, 8).to(FP8), "k": ones(2, 1, 8).to(FP8)},
+        "q",
+        f"{FLOATS} but got float8_e4m3fn",
+    ),
+    "dtype of k": ({"k": ones(2, 1, 8).half()}, "k", "expected float32, the dtype of q, but got float16"),
+    "dtype of v": ({"v": ones(2, 1, 8).to(FP8)}, "v", "expected float32, the dtype of q, but got float8_e4m3fn"),
+    "dtype of q_weight": ({"q_weight": ones(8).to(FP8)}, "q_weight", f"{FLOATS} but got float8_e4m3fn"),
+    "dtype of k_weight": ({"k_weight": ones(8).int()}, "k_weight", f"{FLOATS} but got int32"),
+    "dtype of the table": ({"cos_sin_cache": ones(5, 8).to(FP8)}, "cos_sin_cache", f"{FLOATS} but got float8_e4m3fn"),
+    "integers as the table": ({"cos_sin_cache": ones(5, 8).byte()}, "cos_sin_cache", f"{FLOATS} but got uint8"),
+    "k_cache in FP8": (
+        {"k_cache": ones(4, 1, 8).to(FP8)},
+        "k_cache",
+        "expected float32, the dtype of k, but got float8",
+    ),
+    "dtype of v_cache": ({"v_cache": ones(4, 1, 8).half()}, "v_cache", "float32, the dtype of k, but got float16"),
+    "one element": (
+        {"q": ones(2, 3, 1), "k": ones(2, 1, 1)},
+        "q",
+        "for head_dim: expected at least 2, a pair, but got 1",
+    ),
     "size of k": ({"k": ones(2, 1, 6)}, "k", "for a row: expected 8, that of q, but got 6"),
     "size of v": ({"v": ones(2, 1, 6)}, "v", "for a row: expected 8, that of v_cache, but got 6"),
     "tokens of k": ({"k": ones(3, 1, 8)}, "k", "number of rows: expected 2, that of q, but got 3"),
     "tokens of v": ({"v": ones(3, 1, 8)}, "v", "number of rows: expected 2, that of q, but got 3"),
-    "heads of v_cache": ({"v_cache": ones(4, 2, 8)}, "v_cache", "the rows of each: expected 1 but got 2"),
+    "heads of v_cache": (
+        {"v_cache": ones(4, 2, 8)},
+        "v_cache",
+        "the rows of each, such as heads: expected 1 but got 2",
+    ),
     "weight": ({"k_weight": ones(7)}, "k_weight", "for a row: expected 8 but got 7"),
     "dtype of positions": ({"positions": ones(2)}, "positions", "expected one of .int32, int64. but got float32"),
     "shape of positions": ({"positions": ones(1, 2).long()}, "positions", "Dimension mismatch: expected 1 but got 2"),
@@ -292,6 +351,12 @@ def test_shared_memory_is_refused(device):
         family.fused_qk_norm_rope_with_kvcache(**given(device) | {"q": x[:, :3], "k": x[:, 2:3]})
 
 
-def test_a_negative_eps_is_refused():
-    with pytest.raises(ValueError, match="eps must be at least 0, got -1"):
-        family.fused_qk_norm_rope_with_kvcache(**given("cpu"), eps=-1.0)
+@pytest.mark.parametrize("eps", [-1.0, torch.nan])
+def test_an_eps_that_is_not_at_least_0_is_refused(eps):
+    arguments = given("cpu")
+    with pytest.raises(ValueError, match=f"eps must be at least 0, got {eps:.0f}"):
+        family.fused_qk_norm_rope_with_kvcache(**arguments, eps=eps)
+    for name in ("v", "k_cache", "v_cache", "out_loc"):
+        del arguments[name]
+    with pytest.raises(ValueError, match=f"eps must be at least 0, got {eps:.0f}"):
+        family.fused_qk_norm_rope(**arguments, eps=eps)
