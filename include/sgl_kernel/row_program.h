@@ -838,10 +838,9 @@ inline void match_pairs(const Rows& rows, const Roles& roles, SegmentPlan& segme
   const auto paired = rows.columns / roles.parts_of_pairs * 2;
   if (rows.columns % roles.parts_of_pairs != 0 || paired > segment.columns || paired == 0)
     rows.raise(
-        location,
-        {"Size mismatch for a row: expected a multiple of ", roles.parts_of_pairs, " elements, at most ",
-         segment.columns / 2 * roles.parts_of_pairs, ", as it has ", roles.parts_of_pairs, " for each of up to ",
-         segment.columns / 2, " pairs, but got ", rows.columns});
+        location, {"Size mismatch for a row: expected a multiple of ", roles.parts_of_pairs, " elements, at most ",
+                   segment.columns / 2 * roles.parts_of_pairs, ", as it has ", roles.parts_of_pairs,
+                   " for each of up to ", segment.columns / 2, " pairs, but got ", rows.columns});
   if (segment.paired != 0 && segment.paired != paired)
     rows.raise(
         location,
@@ -858,9 +857,8 @@ inline void check_index(
         is_long ? static_cast<const std::int64_t*>(data)[i] : static_cast<const std::int32_t*>(data)[i];
     if (row < rows.count && (row >= 0 || rows.skips_negative)) continue;
     rows.raise_about_index(
-        location,
-        {"Index out of range: element ", first + i, " is ", row, ", and ", rows.name, " has ", rows.count, " rows",
-         row < 0 && !rows.skips_negative ? "; this op skips no negative ones" : ""});
+        location, {"Index out of range: element ", first + i, " is ", row, ", and ", rows.name, " has ", rows.count,
+                   " rows", row < 0 && !rows.skips_negative ? "; this op skips no negative ones" : ""});
   }
 }
 

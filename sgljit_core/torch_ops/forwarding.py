@@ -125,8 +125,8 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
                 ) from error
             raise InvalidFamilyError(
                 f"{declaration.where} stands for a function that its module does not export. End its file with "
-                f"SGL_EXPORT({name}, ({name})), and list the file in KernelFamily(host=[...]). A module of load_jit with "
-                f"header_only=True names it in cpp_wrappers: ({name!r}, the C++ symbol)"
+                f"SGL_EXPORT({name}, ({name})), and list the file in KernelFamily(host=[...]). A module of load_jit "
+                f"with header_only=True names it in cpp_wrappers: ({name!r}, the C++ symbol)"
             ) from error
         try:
             result = call(*args)

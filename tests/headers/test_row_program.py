@@ -137,7 +137,7 @@ def test_a_new_size_may_come_in_a_capture_to_a_program_of_any_columns(programs):
         programs.any_softmax(x, out)
     graph.replay()
     expect(out, x.double().softmax(-1))
-    x, out, scales = torch.ones(2, 256, device="cuda"), torch.ones(2, 256, device="cuda"), torch.ones(2, 2, device="cuda")
+    x, out, scales = (torch.ones(2, columns, device="cuda") for columns in (256, 256, 2))
     with pytest.raises(ValueError, match=r"rows with groups or pairs are held .* sgl::AnyColumns is not for"):
         programs.any_per_group(x, out, scales)
 
@@ -484,7 +484,7 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         programs.per_group_128(x, x.to(torch.float8_e4m3fn), x[:, :1])
     headless, cache = torch.empty(3, 0, 64, device=device), torch.zeros(3, 1, 64, device=device)
     slots = torch.arange(3, device=device)
-    with pytest.raises(TensorMatchError, match=r"for k_cache.*(?s:.)*rows of each, such as heads: expected 0 but got 1"):
+    with pytest.raises(TensorMatchError, match=r"for k_cache.*(?s:.)*rows of each, such as heads: .* 0 but got 1"):
         programs.store(headless, headless, cache, cache.clone(), slots)
 
 
@@ -526,7 +526,8 @@ def test_rows_in_place_are_each_the_same_row(programs):
 def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
     table, out = torch.ones(4, 8), torch.empty(2, 8)
     for wrong in (4, -1):
-        said = f"(?s)for index, .*Index out of range: element 1 is {wrong}, and table has 4 rows" + "; this op skips" * (wrong < 0)
+        hint = "; this op skips no negative ones" if wrong < 0 else "$"
+        said = f"(?s)for index, .*Index out of range: element 1 is {wrong}, and table has 4 rows{hint}"
         with pytest.raises(TensorMatchError, match=said):
             programs.gather(table, torch.tensor([0, wrong]), out)
     cache = torch.zeros(4, 1, 8)

@@ -142,7 +142,7 @@ def test_gates_and_values_in_turn_that_do_not_fit(device):
     x = zeros(2, 8, device=device)
     for arguments, text in (
         ((x[:, :7],), "input, Tensor<.*expected whole groups of 2 but got 7"),
-        ((x, zeros(2, 8, device=device)), "out, Tensor<.*Size mismatch for the rows of each, such as heads: expected 4 but got 8"),
+        ((x, zeros(2, 8, device=device)), "out, Tensor<.*Size mismatch for the rows of each, .* expected 4 but got 8"),
         ((x, zeros(3, 4, device=device)), "out, Tensor<.*expected 2 but got 3"),
     ):
         with pytest.raises(TensorMatchError, match=rf"(?s)^clamped_swiglu\(\): Tensor match failed for {text}"):
