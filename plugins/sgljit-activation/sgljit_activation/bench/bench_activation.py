@@ -57,7 +57,7 @@ def ours(op: str) -> Run:
 
 
 def exact(op: str, x: torch.Tensor) -> torch.Tensor:
-    """What a kernel is compared with."""
+    """The result in float64, rounded once."""
     if op == IN_TURN:
         return reference.clamped_swiglu(x, is_interleaved=True)
     result: torch.Tensor = getattr(reference, op)(x)

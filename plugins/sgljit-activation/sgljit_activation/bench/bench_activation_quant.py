@@ -58,7 +58,7 @@ class Kind:
 
     @property
     def options(self) -> dict[str, bool]:
-        """Those of ``silu_and_mul_quant``."""
+        """The options of ``silu_and_mul_quant``."""
         return {"is_static": self.scales == "given", "scale_ue8m0": self.scales in ("powers", "packed")}
 
     def make(self, rows: int, size: int, device: str) -> tuple[torch.Tensor, ...]:

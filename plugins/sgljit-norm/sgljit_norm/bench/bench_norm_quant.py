@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def options(self) -> dict[str, bool]:
-        """Those of the op."""
+        """The options of the op."""
         return {"is_static": self.scales == "given", "scale_ue8m0": self.scales in ("powers", "packed")}
 
     def outputs(self, tokens: int, size: int, device: str) -> Tensors:
