@@ -6,8 +6,8 @@ an expert that several rows chose so many times.
 
 A grouped product reads the weights where they lie, once for all rows of an expert. Its rows must be in the order of
 their experts, and a tensor says where those of each expert end. So the rows are brought into this order before a
-product, and back behind it. What stands around a product, such as biases, activations and the sum of a token's experts,
-stays as it is: the compiler fuses both steps into it. The order is written as transformers' ``grouped_mm`` has it, and
+product, and back behind it. All that stands around a product, such as biases, activations and the sum of a token's
+experts, stays: the compiler fuses both steps into it. The order is written as transformers' ``grouped_mm`` has it, and
 the pass for the order of experts makes one launch of it.
 
 A product that is a multiplication and a sum in the graph stays: the compiler fuses the gathering into these. On a CPU
@@ -63,7 +63,7 @@ _CAPABILITIES = (9, 10)
 
 
 class Order(NamedTuple):
-    """Of ids, their order, the place of each in it, and where those of each expert end."""
+    """The order of ids: the pairs in it, the place of each pair, and where the pairs of each expert end."""
 
     pairs: fx.Node
     places: fx.Node
