@@ -465,8 +465,9 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         said = f"segment 0 reads operand {operand} after it keeps a value for operand 2, which may be stored by then: "
         with pytest.raises(TypeError, match=f"row program: {said}read all operands before"):
             programs.reads_late(x, x, out, way)
-    programs.reads_late(x, weight, out, 0)  # a row for all shares no memory with an output
-    assert torch.equal(out, x)
+    if device == "cpu":  # its other ways compile on no device
+        programs.reads_late(x, weight, out, 0)  # a row for all shares no memory with an output
+        assert torch.equal(out, x)
     table = torch.ones(4, 64, device=device)
     for index, text in (
         (torch.zeros(3, device=device), "for index, .*DType mismatch: expected one of .int32, int64. but got float32"),

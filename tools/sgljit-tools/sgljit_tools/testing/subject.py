@@ -36,7 +36,8 @@ class NotApplicable(Exception):  # noqa: N818 - an answer, not an error
 def conditions() -> Iterator[None]:
     """The conditions of checks: no gradients, the same random numbers, fresh tensors of NaN or the largest integer."""
     before = torch.get_deterministic_debug_mode()
-    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng():
+    every_gpu = range(torch.cuda.device_count())  # named, as PyTorch warns of more than one otherwise
+    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(every_gpu):
         warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
         torch.manual_seed(0)
         torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms would import all of torch.compile
