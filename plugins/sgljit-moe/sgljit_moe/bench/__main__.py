@@ -61,7 +61,7 @@ CHECKED = 9  # tokens whose weights are compared: of many, rounding may choose a
 
 @dataclass(frozen=True)
 class Bench:
-    """What all tables share."""
+    """Device, peers and numbers of tokens, for each table."""
 
     device: str
     peers: Any  # SGLang's kernels, or None
