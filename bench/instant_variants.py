@@ -1,10 +1,11 @@
 """What is the latency of the first call to an uncompiled kernel, and the cost of each later call?
 
-Four states of a machine, each in separate processes, with rmsnorm at hidden sizes that no plugin declares:
+Five states of a machine, each in separate processes, most with rmsnorm at hidden sizes that no plugin declares:
 
 - *empty*: an empty cache and a C++ compiler: the first call compiles the host part and a kernel, later ones a kernel;
 - *bare*: an empty PATH and the host part that a wheel carries, so that only NVRTC and the driver are available;
 - *disk*: a fresh process that finds all of these kernels in the cache;
+- *prologue*: a fresh process that finds only the host part of the example's prologues, for each of three head sizes;
 - *peer*: `tvm_ffi.cpp.load_inline`, one build for each variant (see cold_start.py; needs nvcc and ninja).
 
 Then eager calls, back to back: an op compared with its exported C++ function, with a function of the same arguments
@@ -18,6 +19,7 @@ Without a GPU only the calls on CPU tensors are measured.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import os
@@ -28,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +38,7 @@ from sgljit_core import load_jit, ops, override_cuda_arch
 from sgljit_tools.benchmark.results import write_results
 
 FIRST_HIDDEN = 1032
+HEAD_SIZES = (64, 96, 128)
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-silu-and-mul/sgljit_silu_and_mul/csrc"
 
 # The example's checks and launch again, for load_jit; and a call that does nothing.
@@ -134,6 +138,37 @@ def build_host_part() -> None:
     """Build only the host part, as a wheel would carry it."""
     x = torch.ones(0, 64)
     ops["norm"].rmsnorm(x, torch.ones(64))
+
+
+def samples_of_qwen3(head_size: int, device: str) -> list[dict[str, Any]]:
+    """Arguments of the example's prologue, without tokens first."""
+    from sgljit_prologues import reference
+
+    return list(reference.samples(torch.device(device), 32, 8, head_size, head_size))
+
+
+def build_host_part_of_prologues() -> None:
+    """The same of the example's prologues."""
+    ops["prologues"].qwen3(**samples_of_qwen3(HEAD_SIZES[0], "cpu")[0])
+
+
+def first_call_of_a_prologue(head_size: int) -> list[float]:
+    """Seconds of the first call of the example's prologue of Qwen3, in a process that has used CUDA before."""
+    from sgljit_prologues import reference
+
+    device, finish = ("cuda", torch.cuda.synchronize) if torch.cuda.is_available() else ("cpu", lambda: None)
+    ours = next(sample for sample in samples_of_qwen3(head_size, device) if len(sample["q"]) > 1)
+    theirs = copy.deepcopy(ours)
+    qwen3 = ops["prologues"].qwen3
+    finish()
+    start = time.perf_counter()
+    qwen3(**ours)
+    finish()
+    seconds = time.perf_counter() - start
+    reference.qwen3(**theirs)
+    for name, wanted in theirs.items():
+        torch.testing.assert_close(ours[name], wanted, rtol=2e-2, atol=2e-2)
+    return [seconds]
 
 
 def in_a_process(function: Callable[..., object], *arguments: int, **environment: str) -> list[float]:
@@ -237,7 +272,7 @@ def gpu_calls() -> dict[str, float]:
 
 
 def first_call_table(variants: int, peer_variants: int) -> list[dict[str, object]]:
-    """Measure the four states of a machine."""
+    """Measure the five states of a machine."""
     with tempfile.TemporaryDirectory() as directory:
         cache, carried, fresh = (Path(directory, name) for name in ("cache", "carried", "fresh"))
         for root in (cache, carried, fresh):
@@ -252,6 +287,10 @@ def first_call_table(variants: int, peer_variants: int) -> list[dict[str, object
             SGLJIT_PREBUILT_PATH=str(carried),
             PATH="/nowhere",
         )
+        in_a_process(build_host_part_of_prologues, SGLJIT_CACHE_DIR=str(cache))
+        prologues = [
+            in_a_process(first_call_of_a_prologue, size, SGLJIT_CACHE_DIR=str(cache))[0] for size in HEAD_SIZES
+        ]
         peer = in_a_process(peer_builds, peer_variants)
 
     def row(name: str, seconds: list[float], goal: object) -> dict[str, object]:
@@ -265,6 +304,7 @@ def first_call_table(variants: int, peer_variants: int) -> list[dict[str, object
         row("the family, compiled by g++ and NVRTC", empty[:1], 500),
         row("the family, its host part carried by the wheel, nothing on PATH", bare[:1], 500),
         row("a variant on disk, in a fresh process", disk[1:], 3),
+        row("a new prologue, its host part on disk, in a fresh process", prologues, 150),
         row("tvm_ffi.cpp.load_inline, each variant", peer, ""),
     ]
 

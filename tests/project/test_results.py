@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import re
 import shutil
 import sys
 
@@ -50,6 +52,16 @@ def test_a_cell_is_a_ratio_of_a_table(heat_maps):
     first, second = heat_maps.cells(page)
     assert first == {"tokens": 1, "op": "an_op, 64 size", "sgljit / best of the others": 0.5}
     assert second["sgljit / best of the others"] != second["sgljit / best of the others"]
+
+
+def test_the_cells_that_are_behind_are_counted(heat_maps):
+    pages = ((RESULTS / f"{name}.md").read_text() for name in heat_maps.PAGES)
+    ratios = [cell[heat_maps.RATIO] for page in pages for cell in heat_maps.cells(page)]
+    ratios = [ratio for ratio in ratios if not math.isnan(ratio)]
+    text = (isolated.ROOT / "docs/speed.md").read_text()
+    counted = re.search(r"(\d+) of (\d+) cells\s+are above 1\.02", text)
+    assert counted, "docs/speed.md says how many cells are above 1.02"
+    assert [int(number) for number in counted.groups()] == [sum(ratio > 1.02 for ratio in ratios), len(ratios)]
 
 
 def test_every_quoted_figure_is_on_its_page(quoted):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
 import isolated
 import pytest
+import torch
 
 COMMAND = [sys.executable, str(isolated.ROOT / "tests" / "from_checkout.py"), "bench/instant_variants.py"]
 
@@ -19,3 +21,18 @@ def test_the_page_has_the_calls_on_the_cpu(tmp_path):
     rows = dict(line.strip("| ").split(" | ")[:2] for line in page.read_text().splitlines() if line.startswith("| "))
     for call in ("rmsnorm op", "rmsnorm exported", "nothing", "kernel alone"):
         assert float(rows[call]) > 0
+
+
+@pytest.mark.slow
+def test_the_first_call_of_a_prologue_is_compared_and_timed(monkeypatch):
+    prologues = pytest.importorskip("sgljit_prologues.ops")
+    monkeypatch.syspath_prepend(str(isolated.ROOT / "bench"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    bench = importlib.import_module("instant_variants")
+    bench.build_host_part_of_prologues()
+    (seconds,) = bench.first_call_of_a_prologue(bench.HEAD_SIZES[0])
+    assert seconds > 0
+    monkeypatch.setattr(bench, "ops", {"prologues": prologues})
+    monkeypatch.setattr(prologues, "qwen3", lambda **_: None)
+    with pytest.raises(AssertionError):
+        bench.first_call_of_a_prologue(bench.HEAD_SIZES[0])

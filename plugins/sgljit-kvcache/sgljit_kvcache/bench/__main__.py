@@ -2,10 +2,10 @@
 
     python -m sgljit_kvcache.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
 
-In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements. SGLang's store is measured from
-``--peers``, a folder with a ``peers.py`` that offers it. One token is appended to windows of gpt-oss, of Gemma 3 and of
-a longer one, as in a step of decoding; PyTorch does it as transformers, which rolls, writes the token and copies. The
-bytes of a call are those that are read and written. With CI set in the environment: one small shape for each op.
+In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements. SGLang's stores are measured from
+``--peers``, a folder with a ``peers.py`` that offers them. One token is appended to windows of gpt-oss, of Gemma 3 and
+of a longer one, as in a step of decoding; PyTorch does it as transformers, which rolls, writes the token and copies.
+The bytes of a call are those that are read and written. With CI set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ Run = Callable[..., object]
 HEADS = 8
 TOKENS = {"cuda": (1, 8, 64, 256, 1024, 4096, 16384), "cpu": (1, 64, 1024)}
 SHAPES = {device: [(tokens, size) for size in (64, 128, 256) for tokens in of] for device, of in TOKENS.items()}
+OTHER_SIZES = [(tokens, size) for size in (80, 96, 192) for tokens in (1, 64, 1024)]  # of heads, for store_cache
 LATENT, ROTATED = 512, 64
 WINDOWS = ((128, 8, 64), (1024, 4, 256), (4096, 8, 128))  # rows, heads and the size of a row
 TOKENS_OF_WINDOWS = {"cuda": (1, 8, 64), "cpu": (1, 8)}
 OPS = ("store_cache", "gather_cache", "set_mla_kv_buffer", "append_to_window")
+OF_SGLANG = ("store_cache", "set_mla_kv_buffer")
 
 
 def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
@@ -80,8 +82,11 @@ PYTORCH: dict[str, Run] = {
 }
 
 
-def sglang(peers: Any, size: int) -> Run:
-    """SGLang's store of keys and values."""
+def sglang(peers: Any, op: str, size: int) -> Run:
+    """SGLang's store of keys and values, or of latent rows."""
+    if op == "set_mla_kv_buffer":
+        latent = peers.set_mla_kv_buffer(2 * LATENT, 2 * ROTATED)
+        return lambda kv_buffer, slots, *parts: latent(kv_buffer.flatten(1), slots, *(x.flatten(1) for x in parts))
     kernel = peers.store(2 * HEADS * size)
 
     def store(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
@@ -113,17 +118,18 @@ def from_pytorch(device: str) -> list[str]:
 
 def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    names = ["sgljit", *(["SGLang"] if peers is not None and op == "store_cache" else []), *from_pytorch(device)]
+    names = ["sgljit", *(["SGLang"] if peers is not None and op in OF_SGLANG else []), *from_pytorch(device)]
     latent = op == "set_mla_kv_buffer"
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
-        kernel = sglang(peers, size) if provider == "SGLang" else provided(op, provider)
+        kernel = sglang(peers, op, size) if provider == "SGLang" else provided(op, provider)
         check(op, kernel, make(op, 9, size, device))
         elements = tokens * (2 * size if latent else 4 * HEADS * size)
         return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=2 * elements, seconds=0.03)
 
     shapes = [(tokens, LATENT + ROTATED) for tokens in TOKENS[device]] if latent else SHAPES[device]
+    shapes = [*shapes, *(OTHER_SIZES if op == "store_cache" else [])]
     places = get_benchmark_range(shapes, shapes[1:2])
     return sweep(run, ["tokens", "size"], places, names)
 

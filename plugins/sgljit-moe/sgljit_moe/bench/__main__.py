@@ -1,11 +1,12 @@
 """How fast are the ops of the family against SGLang's kernels, torch.compile and PyTorch?
 
-    python -m sgljit_moe.bench [--device cpu|cuda] [--ops OPS] [--peers DIR] [--output FILE]
+    python -m sgljit_moe.bench [--device cpu|cuda] [--ops OPS] [--short] [--peers DIR] [--output FILE]
 
 Gates of float32, rows of bfloat16, renormalised weights; the experts of models. SGLang's kernels are measured from
-``--peers``, a folder with a ``peers.py`` that offers them. torch.compile is measured for sums: of a sort or a top-k it
-makes PyTorch's own kernel, or one that takes it ten seconds to choose. The bytes of a call are those that are read and
-written. With CI set in the environment: one small shape for each op.
+``--peers``, a folder with a ``peers.py`` that offers them; of several for one shape the fastest counts. torch.compile
+compiles each shape, which takes it some seconds: all shapes take minutes, so ``--short`` measures fewer numbers of
+tokens. The bytes of a call are those that are read and written. With CI set in the environment: one small shape for
+each op.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import functools
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,20 @@ from sgljit_tools.benchmark.results import sweep, write_results
 
 NOTE = (
     "Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes. PyTorch's calls "
-    "of up to 1 MB find their data in the last cache, but for `moe_sum`."
+    "of up to 1 MB find their data in the last cache, but for `moe_sum`, and so do torch.compile's."
+)
+NOTE_OF_PEERS = (
+    "SGLang's CUDA kernels, the fastest of those that serve a row: `topk_sigmoid` and, with 256 or 384 experts, "
+    "`kimi_k2_moe_fused_gate`; `moe_align_block_size` and, for one token, `align_single_token`; `torch.sort` before "
+    "`moe_permute_prepare`. For groups and for `topk_sqrtsoftplus` it has only a Triton kernel, which is not measured."
 )
 TOKENS = {"cuda": (1, 8, 64, 512, 4096, 16384), "cpu": (1, 64, 1024)}
-# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2;
-# DeepSeek V4.
+FEW_TOKENS = {"cuda": (1, 64, 4096), "cpu": (64,)}
+# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3, Kimi K2, GLM-4.5
+# and MiniMax M2; DeepSeek V4.
 MODELS = {
     "topk_softmax": ((128, 8, 1, 1), (32, 4, 1, 1)),
-    "topk_sigmoid": ((256, 8, 8, 4), (384, 8, 1, 1)),
+    "topk_sigmoid": ((256, 8, 8, 4), (384, 8, 1, 1), (160, 8, 1, 1), (256, 8, 1, 1)),
     "topk_sqrtsoftplus": ((256, 6, 1, 1),),
 }
 SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -48,6 +56,28 @@ SUMS = ((8, 4096), (8, 7168))
 
 # Experts of a model and of a token, and the size of a block: Qwen3-MoE and DeepSeek V3.
 ORDERS = ((128, 8, 64), (256, 8, 128))
+CHECKED = 9  # tokens whose weights are compared: of many, rounding may choose another expert of one
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Device, peers and numbers of tokens, for each table."""
+
+    device: str
+    peers: Any  # SGLang's kernels, or None
+    tokens: tuple[int, ...]
+
+    def providers(self, *, has_peer: bool = True) -> list[str]:
+        """The columns. On the CPU torch.compile would time a C++ compiler's vectors."""
+        from_sglang = ["SGLang"] if has_peer and self.peers is not None else []
+        return ["sgljit", *from_sglang, "PyTorch", *(["torch.compile"] if self.device == "cuda" else [])]
+
+    def sweep(
+        self, run: Callable[..., Figure | float], shape: list[str], sizes: Iterable[tuple[int, ...]], names: list[str]
+    ) -> list[dict[str, Any]]:
+        """A row for each model and number of tokens."""
+        places = [(tokens, *of_model) for of_model in sizes for tokens in self.tokens]
+        return sweep(run, ["tokens", *shape], get_benchmark_range(places, places[1:2]), names)
 
 
 def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
@@ -87,38 +117,56 @@ def ours(op: str, groups: int, topk_group: int) -> Callable[..., None]:
     return run
 
 
-def measured(kernel: Callable[..., None], make: Callable[[], tuple[Any, ...]], num_bytes: int, provider: str) -> Figure:
-    """A figure on data from memory, but for PyTorch: its many kernels for each call would make graphs of 200,000."""
-    inputs = [make() for _ in range(64)] if provider == "PyTorch" else make
-    return measure(kernel, inputs, num_bytes=num_bytes, seconds=0.03)
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula by torch.compile, whose earlier shapes are forgotten: each is compiled separately."""
+    torch.compiler.reset()
+    return torch.compile(kernel, dynamic=False)
 
 
-def sglang(peers: Any, op: str) -> Callable[..., None]:
-    """SGLang's kernel for an op with one group."""
-    kernel = peers.topk(op.removeprefix("topk_"))
-    return lambda weights, ids, gates, bias: kernel(weights, ids, gates, bias, 1.0)
+def fastest(
+    kernels: Iterable[Callable[..., Any]], make: Callable[[], tuple[Any, ...]], num_bytes: int, provider: str
+) -> Figure | float:
+    """The figure of the fastest kernel of a provider; NaN without one.
+
+    On data from memory, but for PyTorch and torch.compile: many kernels for each call would make graphs of 200,000.
+    """
+    inputs = [make() for _ in range(64)] if provider in ("PyTorch", "torch.compile") else make
+    figures = [measure(kernel, inputs, num_bytes=num_bytes, seconds=0.03) for kernel in kernels]
+    return min(figures, key=lambda figure: figure.microseconds, default=math.nan)
 
 
-def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
+def sglang(peers: Any, op: str, experts: int, groups: int) -> list[Callable[..., None]]:
+    """SGLang's kernels for an op."""
+    if groups > 1:
+        return []
+    kernels = [peers.topk(op.removeprefix("topk_"))]
+    kernels += [peers.kimi_k2_gate()] if op == "topk_sigmoid" and experts in (256, 384) else []
+    return [functools.partial(scaled_by_one, kernel) for kernel in kernels]
+
+
+def scaled_by_one(kernel: Callable[..., None], *arguments: Any) -> None:
+    """A kernel of SGLang's that takes a scale."""
+    kernel(*arguments, 1.0)
+
+
+def table(op: str, bench: Bench) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    has_peer = peers is not None and op != "topk_sqrtsoftplus"
 
     def run(tokens: int, experts: int, k: int, groups: int, topk_group: int, provider: str) -> Figure | float:
-        if provider == "SGLang" and groups > 1:
-            return math.nan
         reference = plain(op, groups, topk_group)
         if provider == "SGLang":
-            kernel = sglang(peers, op)
+            kernels = sglang(bench.peers, op, experts, groups)
+        elif provider == "sgljit":
+            kernels = [ours(op, groups, topk_group)]
         else:
-            kernel = ours(op, groups, topk_group) if provider == "sgljit" else reference
-        check(kernel, reference, make(op, 9, experts, k, device))
+            kernels = [reference if provider == "PyTorch" else compiled(reference)]
+        for kernel in kernels:
+            check(kernel, reference, make(op, tokens, experts, k, bench.device))
         num_bytes = tokens * (4 * experts + 8 * k)
-        return measured(kernel, lambda: make(op, tokens, experts, k, device), num_bytes, provider)
+        return fastest(kernels, lambda: make(op, tokens, experts, k, bench.device), num_bytes, provider)
 
-    places = [(tokens, *sizes) for sizes in MODELS[op] for tokens in TOKENS[device]]
-    shape = ["tokens", "experts", "k", "groups", "topk_group"]
-    names = ["sgljit", *(["SGLang"] if has_peer else []), "PyTorch"]
-    return sweep(run, shape, get_benchmark_range(places, places[1:2]), names)
+    names = bench.providers(has_peer=op != "topk_sqrtsoftplus")
+    return bench.sweep(run, ["experts", "k", "groups", "topk_group"], MODELS[op], names)
 
 
 def plain_sum(rows: Any, output: Any) -> None:
@@ -126,31 +174,27 @@ def plain_sum(rows: Any, output: Any) -> None:
     torch.sum(rows, 1, out=output)
 
 
-def table_of_sums(device: str, peers: Any) -> list[dict[str, Any]]:
+def table_of_sums(bench: Bench) -> list[dict[str, Any]]:
     """The same for ``moe_sum``."""
 
     def make(tokens: int, k: int, hidden: int) -> tuple[Any, ...]:
-        rows = torch.randn(tokens, k, hidden, device=device).bfloat16()
-        return rows, torch.empty(tokens, hidden, device=device, dtype=torch.bfloat16)
+        rows = torch.randn(tokens, k, hidden, device=bench.device).bfloat16()
+        return rows, torch.empty(tokens, hidden, device=bench.device, dtype=torch.bfloat16)
 
     def run(tokens: int, k: int, hidden: int, provider: str) -> Figure | float:
-        torch.compiler.reset()  # each shape is compiled separately
         if provider == "SGLang":
-            kernel = peers.topk_sum()
+            kernel = bench.peers.topk_sum()
         elif provider == "sgljit":
             kernel = ops["moe"].moe_sum
         else:
-            kernel = plain_sum if provider == "PyTorch" else torch.compile(plain_sum, dynamic=False)
+            kernel = plain_sum if provider == "PyTorch" else compiled(plain_sum)
         rows, output = make(9, k, hidden)
         kernel(rows, output)
         torch.testing.assert_close(output, rows.float().sum(1).bfloat16())
         num_bytes = 2 * tokens * hidden * (k + 1)
         return measure(kernel, lambda: make(tokens, k, hidden), num_bytes=num_bytes, seconds=0.03)
 
-    places = [(tokens, *sizes) for sizes in SUMS for tokens in TOKENS[device]]
-    names = ["sgljit", *(["SGLang"] if peers is not None else []), "PyTorch"]
-    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
-    return sweep(run, ["tokens", "k", "hidden"], get_benchmark_range(places, places[1:2]), names)
+    return bench.sweep(run, ["k", "hidden"], SUMS, bench.providers())
 
 
 def plain_align(ids: Any, experts: int, block_size: int, sorted_ids: Any, block_experts: Any, padded: Any) -> None:
@@ -167,35 +211,45 @@ def plain_align(ids: Any, experts: int, block_size: int, sorted_ids: Any, block_
     padded.copy_(behind[-1:] * block_size)
 
 
-def table_of_orders(device: str, peers: Any) -> list[dict[str, Any]]:
+def sglang_align(peers: Any, tokens: int) -> list[Callable[..., None]]:
+    """SGLang's kernels for the order in blocks."""
+    if tokens > 1:
+        return [peers.moe_align()]
+    single = peers.moe_align_single()
+    return [peers.moe_align(), lambda ids, _experts, *others: single(ids, *others)]
+
+
+def table_of_orders(bench: Bench) -> list[dict[str, Any]]:
     """The same for ``moe_align_block_size``."""
 
     def make(tokens: int, experts: int, k: int, block_size: int) -> tuple[Any, ...]:
-        ids = torch.rand(tokens, experts, device=device).topk(k).indices.int()
+        ids = torch.rand(tokens, experts, device=bench.device).topk(k).indices.int()
         blocks = min(tokens * k, experts + (tokens * k - experts) // block_size)
         sizes = (blocks * block_size, blocks, 1)
-        return ids, experts, block_size, *(torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+        return ids, experts, block_size, *(torch.empty(size, dtype=torch.int32, device=bench.device) for size in sizes)
 
     def run(tokens: int, experts: int, k: int, block_size: int, provider: str) -> Figure | float:
         if provider == "SGLang":
-            kernel = peers.moe_align()
+            kernels = sglang_align(bench.peers, tokens)
+        elif provider == "sgljit":
+            kernels = [ops["moe"].moe_align_block_size]
         else:
-            kernel = ops["moe"].moe_align_block_size if provider == "sgljit" else plain_align
-        arguments = make(9, experts, k, block_size)
-        check_order(kernel, arguments, block_size)
-        num_bytes = 4 * sum(x.numel() for x in make(tokens, experts, k, block_size) if isinstance(x, torch.Tensor))
-        return measured(kernel, lambda: make(tokens, experts, k, block_size), num_bytes, provider)
+            kernels = [plain_align if provider == "PyTorch" else compiled(plain_align)]
+        arguments = make(tokens, experts, k, block_size)
+        for kernel in kernels:
+            check_order(kernel, arguments, block_size)
+        num_bytes = 4 * sum(x.numel() for x in arguments if isinstance(x, torch.Tensor))
+        return fastest(kernels, lambda: make(tokens, experts, k, block_size), num_bytes, provider)
 
-    places = [(tokens, *sizes) for sizes in ORDERS for tokens in TOKENS[device]]
-    shape = ["tokens", "experts", "k", "block_size"]
-    names = ["sgljit", *(["SGLang"] if peers is not None else []), "PyTorch"]
-    return sweep(run, shape, get_benchmark_range(places, places[1:2]), names)
+    return bench.sweep(run, ["experts", "k", "block_size"], ORDERS, bench.providers())
 
 
 def check_order(run: Callable[..., None], arguments: tuple[Any, ...], block_size: int) -> None:
     """The same of an order. SGLang's may have an expert's pairs in any order, and leaves unused blocks as they are."""
     sorted_ids, block_experts, padded = wanted = [torch.empty_like(output) for output in arguments[3:]]
     plain_align(*arguments[:3], *wanted)
+    for output in arguments[3:]:
+        output.fill_(-9)  # of an earlier kernel
     run(*arguments)
     end = int(padded)
     assert torch.equal(arguments[5], padded)
@@ -214,26 +268,43 @@ def plain_sort(ids: Any, pairs: Any, expert_ids: Any, places: Any, ends: Any) ->
     torch.cumsum(torch.histc(wide, len(ends), 0, len(ends) - 1), 0, out=ends)
 
 
-def table_of_sorts(device: str, peers: Any) -> list[dict[str, Any]]:
-    """The same for ``sort_by_expert``, which no other library has as one function."""
-    del peers
+def sglang_sort(peers: Any) -> Callable[..., tuple[Any, ...]]:
+    """SGLang's way to the same: PyTorch's sort, whose results are the first two, and a kernel for the others."""
+    prepare = peers.moe_permute_prepare()
+
+    def run(ids: Any, _pairs: Any, _expert_ids: Any, places: Any, ends: Any) -> tuple[Any, ...]:
+        expert_ids, pairs = ids.flatten().sort(stable=True)
+        bounds = ends.new_empty(len(ends) + 1)
+        prepare(expert_ids, pairs, bounds, places)
+        return pairs, expert_ids, places, bounds[1:]
+
+    return run
+
+
+def table_of_sorts(bench: Bench) -> list[dict[str, Any]]:
+    """The same for ``sort_by_expert``."""
 
     def make(tokens: int, experts: int, k: int) -> tuple[Any, ...]:
-        ids = torch.rand(tokens, experts, device=device).topk(k).indices.int()
+        ids = torch.rand(tokens, experts, device=bench.device).topk(k).indices.int()
         sizes = (tokens * k, tokens * k, tokens * k, experts)
-        return ids, *(torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+        return ids, *(torch.empty(size, dtype=torch.int32, device=bench.device) for size in sizes)
 
     def run(tokens: int, experts: int, k: int, provider: str) -> Figure | float:
-        kernel = ops["moe"].sort_by_expert if provider == "sgljit" else plain_sort
-        arguments, wanted = make(9, experts, k), make(9, experts, k)
-        kernel(*arguments)
-        plain_sort(arguments[0], *wanted[1:])
-        assert all(map(torch.equal, arguments[1:], wanted[1:]))
-        num_bytes = 4 * sum(x.numel() for x in make(tokens, experts, k))
-        return measured(kernel, lambda: make(tokens, experts, k), num_bytes, provider)
+        kernel: Callable[..., Any]
+        if provider == "SGLang":
+            kernel = sglang_sort(bench.peers)
+        elif provider == "sgljit":
+            kernel = ops["moe"].sort_by_expert
+        else:
+            kernel = plain_sort if provider == "PyTorch" else compiled(plain_sort)
+        (ids, *outputs), wanted = make(tokens, experts, k), make(tokens, experts, k)[1:]
+        found = kernel(ids, *outputs) or outputs
+        plain_sort(ids, *wanted)
+        assert all(torch.equal(got.int(), want) for got, want in zip(found, wanted, strict=True))
+        num_bytes = 4 * sum(x.numel() for x in (ids, *outputs))
+        return fastest([kernel], lambda: make(tokens, experts, k), num_bytes, provider)
 
-    places = [(tokens, *sizes[:2]) for sizes in ORDERS for tokens in TOKENS[device]]
-    return sweep(run, ["tokens", "experts", "k"], get_benchmark_range(places, places[1:2]), ["sgljit", "PyTorch"])
+    return bench.sweep(run, ["experts", "k"], [sizes[:2] for sizes in ORDERS], bench.providers())
 
 
 def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -242,10 +313,11 @@ def check(run: Callable[..., None], reference: Callable[..., None], arguments: t
     wanted = torch.empty_like(weights)
     reference(wanted, ids.clone(), *rest)
     run(weights, ids, *rest)
-    torch.testing.assert_close(weights, wanted, rtol=1e-3, atol=1e-6)  # gates may be equal: their ids are in any order
+    # Gates may be equal: their ids are in any order.
+    torch.testing.assert_close(weights[:CHECKED], wanted[:CHECKED], rtol=1e-3, atol=1e-6)
 
 
-MAKERS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+MAKERS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
     **{op: functools.partial(table, op) for op in MODELS},
     "moe_sum": table_of_sums,
     "moe_align_block_size": table_of_orders,
@@ -258,6 +330,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time of the kernels of mixture-of-experts layers")
     parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ops", default=",".join(MAKERS), help="which, with commas between")
+    parser.add_argument("--short", action="store_true", help="fewer numbers of tokens")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
@@ -266,11 +339,13 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
+    bench = Bench(arguments.device, peers, (FEW_TOKENS if arguments.short else TOKENS)[arguments.device])
+    note = NOTE if peers is None else f"{NOTE}\n{NOTE_OF_PEERS}"
     tables: dict[str, list[dict[str, Any]]] = {}
     for op in arguments.ops.split(","):
-        tables[op] = MAKERS[op](arguments.device, peers)
+        tables[op] = MAKERS[op](bench)
         # A run may be cut short.
-        page = write_results(arguments.output, "Mixture of experts", tables, note=NOTE, device=arguments.device)
+        page = write_results(arguments.output, "Mixture of experts", tables, note=note, device=arguments.device)
     sys.stdout.write(page)
 
 
