@@ -149,8 +149,8 @@ def fused_qk_norm_rope(
         eps: at least 0; added to the mean of squares.
         gemma: multiply by ``1 + weight``.
         round_first: round the normalised heads to the dtype of ``q`` before they are rotated, as two ops do, one after
-            the other. The bits are theirs then: on the CPU for all heads, on CUDA for heads of 512 bytes at most, if
-            16 divides what is rotated of them, or 8 in float32.
+            the other. The bits are theirs then: on the CPU for all heads, on CUDA for heads of 512 bytes at most of
+            float16 or bfloat16, if 16 divides what is rotated of them. In float32 the last bit may differ on CUDA.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``; ``eps`` is negative.

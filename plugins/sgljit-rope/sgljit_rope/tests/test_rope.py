@@ -74,7 +74,10 @@ def test_rounded_first_it_has_the_bits_of_two_ops(stored, dtype, device):
         getattr(family, f"apply_rope_inplace{after}")(**apart)
         for name, x in apart.items():
             if isinstance(x, torch.Tensor):
-                assert torch.equal(twice[name], x), name
+                if device.type == "cuda" and dtype == torch.float32:  # nothing is rounded, and sums have their order
+                    torch.testing.assert_close(twice[name], x, rtol=2**-21, atol=2**-21)
+                else:
+                    assert torch.equal(twice[name], x), name
                 matters |= not torch.equal(once[name], x)
     assert matters == (dtype != torch.float32)
 
