@@ -229,7 +229,7 @@ struct PackedExponents {
 
   /// \brief For a program of whole rows.
   Rows of_rows() const {
-    return m_words == 1 ? m_bytes.slice(0, m_groups) : m_bytes;
+    return m_words <= 1 ? m_bytes.slice(0, m_groups) : m_bytes;
   }
   /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
   template <typename F, typename Bind>

@@ -696,13 +696,15 @@ inline sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
-  const bool holds_any = choose(sgl::kMaxRowVectors, segment.work, num_rows, chip).is_resident();
-  if (!holds_any && (segment.has_groups || segment.paired > 0))
+  if (!row.is_resident() && (segment.has_groups || segment.paired > 0))
     throw Error(
         "ValueError",
-        "row program: rows with groups or pairs are held in registers, so sgl::AnyColumns is not for their program");
-  const bool may_hold =
-      holds_any && segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
+        "row program: rows with groups or pairs are held in registers, and the layout that this program was given "
+        "holds "
+        "none of ",
+        vectors, " loads");
+  const bool may_hold = segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8 &&
+                        choose(sgl::kMaxRowVectors, segment.work, num_rows, chip).is_resident();
   const auto shared = is_only && !row.is_resident()
                           ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
                           : sgl::SharedRow{};
@@ -774,11 +776,11 @@ inline void choose_registers(
     has_two = has_two && held > 2 && registers_of(2) < 64 && for_row + for_all + 16 <= registers_of(2);
     std::int64_t blocks = 3;
     while (blocks > 1 && needed > registers_of(blocks)) --blocks;
+    if (for_row + for_all + 24 > registers_of(blocks)) layout.holds_for_all = false;
     if (shape.blocks > 1 && shape.columns != 0) {
       layout.least_blocks = static_cast<unsigned>(blocks);  // the rows are long: one block alone would leave gaps
       return;
     }
-    if (for_row + for_all + 24 > registers_of(blocks)) layout.holds_for_all = false;
     is_bound = is_bound && shape.columns != 0 && held <= 8;
     if (blocks < least) least = blocks;
   }
@@ -838,9 +840,9 @@ inline void match_pairs(const Rows& rows, const Roles& roles, SegmentPlan& segme
   const auto paired = rows.columns / roles.parts_of_pairs * 2;
   if (rows.columns % roles.parts_of_pairs != 0 || paired > segment.columns || paired == 0)
     rows.raise(
-        location, {"Size mismatch for a row: expected a multiple of ", roles.parts_of_pairs, " elements, at most ",
-                   segment.columns / 2 * roles.parts_of_pairs, ", as it has ", roles.parts_of_pairs,
-                   " for each of up to ", segment.columns / 2, " pairs, but got ", rows.columns});
+        location, {"Size mismatch for a row: expected a multiple of ", roles.parts_of_pairs, " elements, from ",
+                   roles.parts_of_pairs, " to ", segment.columns / 2 * roles.parts_of_pairs, ", as it has ",
+                   roles.parts_of_pairs, " for each of up to ", segment.columns / 2, " pairs, but got ", rows.columns});
   if (segment.paired != 0 && segment.paired != paired)
     rows.raise(
         location,
@@ -1000,7 +1002,7 @@ inline void match_segment(
       rows.raise(location, {"Stride mismatch: expected the elements of a row side by side"});
     // The bytes of groups may be those of words, as inner rows of four bytes.
     const auto groups = roles.group_size != 0 ? segment.columns / roles.group_size : 0;
-    const bool is_of_words = is_of_groups && inner == 1 && rows.inner > 1;
+    const bool is_of_words = is_of_groups && inner == 1 && rows.inner > 1 && rows.element_bytes() == 1;
     const auto own_inner = is_of_words ? div_ceil(groups, std::int64_t{4}) : inner;
     const auto columns = is_list        ? roles.list_size
                          : is_value     ? 1
@@ -1148,6 +1150,8 @@ inline void refuse_meeting_rows(
 inline void refuse_unchecked_rows(const SegmentRows& segment, const Roles& roles, unsigned used, int num_operands) {
   for (unsigned unused = (segment.bound | roles.uses_dtype) & ~used; unused != 0; unused &= unused - 1) {
     const int number = __builtin_ctz(unused);
+    if ((segment.bound >> number & 1) == 0)
+      throw Error("TypeError", "row program: uses the dtype of operand ", number, ", which was not passed");
     const Rows& rows = *segment.rows[number];
     bool is_checked = false;
     for (int i = 0; i < num_operands; ++i)

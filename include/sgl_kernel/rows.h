@@ -64,8 +64,11 @@ struct Rows {
     return widest < 4 ? widest : 4;
   }
   /// \brief These rows as words of so many bytes, for a program that copies them: one kernel serves every dtype.
-  /// \param bytes at most `word_bytes()`.
+  /// \param bytes 1, 2 or 4, at most `word_bytes()`.
+  /// \throws TensorMatchError if the rows do not consist of such words.
   Rows in_words(std::int64_t bytes) const {
+    if (bytes > word_bytes() || element_stride != 1 || (bytes != 1 && bytes != 2 && bytes != 4)) [[unlikely]]
+      raise({}, {"Size mismatch: expected rows of whole words of ", bytes, " bytes, side by side"});
     auto result = *this;
     for (auto* count : {&result.columns, &result.stride, &result.inner_stride})
       *count = *count * element_bytes() / bytes;

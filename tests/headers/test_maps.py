@@ -71,6 +71,15 @@ def test_an_output_of_float8_is_rounded_once_and_saturates(maps, device, to):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_input_of_float8_is_read_exactly(maps, device, dtype):
+    x = torch.arange(256, dtype=torch.uint8, device=device).view(dtype)[None]
+    out = torch.full((1, 256), 7.0, device=device)
+    maps.affine(x, out, 1.0, 0.0)
+    assert torch.equal(out.nan_to_num(7777), x.float().nan_to_num(7777))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_layout_gives_the_result_and_nothing_else_is_written(maps, device, dtype):
     layouts = [(gap, offset) for gap in (0, 1, 8) for offset in (0, 1, 8)]

@@ -128,8 +128,8 @@ def test_a_program_of_any_columns(programs, device, dtype):
 
 
 @pytest.mark.gpu
-def test_a_new_size_may_come_in_a_capture_to_a_program_of_any_columns(programs):
-    """Its kernel is there already; one that compiled would end the capture."""
+def test_sizes_below_one_power_of_two_of_loads_share_a_kernel_of_any_columns(programs):
+    """So a new one may come in a capture, which a kernel that compiles would end."""
     graph, x = torch.cuda.CUDAGraph(), random(3, 1016, dtype=torch.bfloat16, device="cuda")
     out = poisoned(x)
     programs.any_softmax(x[:, :1000].clone(), out[:, :1000].clone())
@@ -138,7 +138,7 @@ def test_a_new_size_may_come_in_a_capture_to_a_program_of_any_columns(programs):
     graph.replay()
     expect(out, x.double().softmax(-1))
     x, out, scales = (torch.ones(2, columns, device="cuda") for columns in (256, 256, 2))
-    with pytest.raises(ValueError, match=r"rows with groups or pairs are held .* sgl::AnyColumns is not for"):
+    with pytest.raises(ValueError, match=r"rows with groups or pairs are held .* holds none of 64 loads"):
         programs.any_per_group(x, out, scales)
 
 
@@ -322,6 +322,16 @@ def test_a_value_for_each_group_in_any_layout(programs, device, dtype, size):
             expect(scales, largest / 448)
             expect(out.double().view(groups.shape) * scales[..., None], groups, 2**-4 * 4)
         assert buffer[:, rows:].isnan().all()
+
+
+@each_device
+def test_words_of_groups_are_of_bytes(programs, device):
+    """Four values of another type would be written behind each other's places."""
+    x = torch.ones(2, 1024, device=device)
+    scales = torch.full((2, 2, 4), 7.0, device=device)
+    with pytest.raises(TensorMatchError, match=r"(?s)for scales, .*Size mismatch for a row: expected 8 but got 4"):
+        programs.per_group_of_words(x, x.clone(), scales)
+    assert (scales == 7).all()
 
 
 @each_device
@@ -642,7 +652,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024, 3)),
     ("Softmax", 2, 256, 2, True, 0x00, FLAT, shape(151936, 0, 4, 256, 3)),
-    ("LayerNorm", 4, 1024, 0, True, 0x2222, FLAT | 0x440, shape(65536, 0, 8, 1024, 1)),
+    ("LayerNorm", 4, 256, 3, False, 0x2222, FLAT | 0x440, shape(65536, 0, 8, 256, 2)),
     ("Ranked", 3, 1024, 0, True, 0x500, FLAT | 0x880, shape(65536, 0, 4, 1024, 2)),
     ("RMSNorm", 3, 128, 0, True, 0x202, FLAT | 0x40, shape(4096, 0, 8, 128)),
     ("RMSNorm", 3, 256, 3, False, 0x222, FLAT | 0x40, shape(8192, 0, 8, 256)),

@@ -101,6 +101,18 @@ inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
 #endif
 }
 
+[[gnu::always_inline]] inline float to_float(fp8_e5m2_t x) {
+  return to_float(fp16_t{static_cast<std::uint16_t>(x.bits << 8)});  // its upper half
+}
+
+[[gnu::always_inline]] inline float to_float(fp8_e4m3_t x) {
+  using namespace details;
+  const std::uint32_t magnitude = x.bits & 0x7f;
+  const auto normal = magnitude == 0x7f ? 0x7fc00000 : (magnitude << 20) + (120u << 23);
+  const auto number = magnitude < 8 ? to_bits(static_cast<float>(magnitude) * 0x1p-9f) : normal;
+  return from_bits(number | static_cast<std::uint32_t>(x.bits & 0x80) << 24);
+}
+
 [[gnu::always_inline]] inline float to_float(std::int8_t x) {
   return x;
 }

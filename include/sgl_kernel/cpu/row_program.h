@@ -83,6 +83,14 @@ struct PairsInMemory {
   const T* elements;
 };
 
+inline constexpr std::int64_t kLine = 64;  // bytes; a vector that crosses two takes twice as long
+
+/// The floats that a row which is kept takes, whole lines.
+constexpr std::int64_t in_lines(std::int64_t floats) {
+  constexpr std::int64_t kFloatsOfLine = kLine / sizeof(float);
+  return div_ceil(floats, kFloatsOfLine) * kFloatsOfLine;
+}
+
 }  // namespace details
 
 /// \brief A row, as a row program sees it on the CPU: in one thread, in the version for vectors of `kFloats` floats.
@@ -286,7 +294,7 @@ struct ProgramRow {
   template <typename Of>
   [[gnu::always_inline]] float* m_kept(const Of& of) const {
     float* kept = m_memory;
-    m_memory += m_columns;
+    m_memory += details::in_lines(m_columns);
     const auto run = [&]<int kSize>(const details::RowPart<kSize>& part) __attribute__((always_inline)) {
       constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
       const auto opened = of.open(part);
@@ -313,7 +321,7 @@ struct ProgramRow {
   template <int kSize, sgl::Reduction kReduction, typename Terms>
   [[gnu::always_inline]] auto m_reduce_groups(const Terms& terms) const {
     float* kept = m_memory;
-    m_memory += m_columns;
+    m_memory += details::in_lines(m_columns);
     for (std::int64_t first = 0; first < m_columns; first += kSize) {
       const float value = m_reduce<kReduction>(terms, first, first + kSize);
       for (std::int64_t i = first; i < first + kSize; ++i) kept[i] = value;
@@ -493,11 +501,11 @@ void run_segment(
     for_rows(
         segment.num_rows, segment.columns,
         [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
-          constexpr std::size_t kLine = 64;  // a vector that crosses one takes twice as long
           float* memory = nullptr;
           if constexpr ((kForm & sgl::kKeeps) != 0)
             memory = static_cast<float*>(::operator new(
-                static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float), std::align_val_t{kLine}));
+                static_cast<std::size_t>(params.kept * in_lines(segment.columns)) * sizeof(float),
+                std::align_val_t{kLine}));
           using Row = ProgramRow<kOperands, kTypes, kPlaces, kFloats>;
           auto first = begin;
           if constexpr ((kForm & sgl::kKeeps) == 0) {

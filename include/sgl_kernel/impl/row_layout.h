@@ -93,7 +93,7 @@ constexpr RowLayout generic_layout(long long vectors) {
   return {0, threads, false};
 }
 
-/// \brief For `RowProgram`: one kernel serves rows of any number of columns, and reads them again in each pass. For
+/// \brief For `RowProgram`: a few kernels serve rows of any number of columns, and read them again in each pass. For
 /// sizes that change from call to call, which would each be a kernel of its own.
 struct AnyColumns {
   constexpr RowLayout operator()(unsigned vectors, RowWork, long long, const host::runtime::Chip&) const {

@@ -129,7 +129,8 @@ def clamped_swiglu(  # type: ignore[empty-body]  # it is C++
 
     Raises:
         sgljit_core.errors.TensorMatchError: as ``silu_and_mul``.
-        ValueError: as ``silu_and_mul``; ``limit`` is not positive, or NaN; ``up`` is given with ``is_interleaved``.
+        ValueError: as ``silu_and_mul``; ``limit`` is not positive, or NaN; ``alpha`` is not finite; ``up`` is given
+            with ``is_interleaved``.
     """
 
 

@@ -18,6 +18,8 @@ def yarn_table(
     beta_slow: float = 1.0,
     truncate: bool = True,
     attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """A ``cos_sin_cache`` by YaRN, which stretches the positions that a model was trained with.
@@ -36,14 +38,17 @@ def yarn_table(
         beta_fast, beta_slow: turns.
         truncate: whether the pairs at which the mix begins and ends are whole numbers, as most models have it; gpt-oss
             has not.
-        attention_factor: all cosines and sines are multiplied by it. Default: 0.1 * ln(factor) + 1.
+        attention_factor: all cosines and sines are multiplied by it. Default: 0.1 * ln(factor) + 1; with ``mscale`` and
+            ``mscale_all_dim`` that of the first divided by that of the second.
+        mscale, mscale_all_dim: both, as DeepSeek's models have them, or none. They multiply 0.1 * ln(factor).
         device: of the table; default: the CPU.
 
     Returns:
         [num_positions, rope_dim] of float32: a cosine for each pair, then a sine for each.
 
     Raises:
-        ValueError: ``rope_dim`` is no even number above 0, ``factor`` is below 1, or ``theta`` is not above 1.
+        ValueError: ``rope_dim`` is no even number above 0, ``factor`` is below 1, ``theta`` is not above 1, or
+            ``original_positions`` or a beta is not positive; one of ``mscale`` and ``mscale_all_dim`` alone is given.
     """
     if rope_dim < 2 or rope_dim % 2 != 0:
         raise ValueError(f"yarn_table(): expected an even rope_dim of at least 2, got {rope_dim}")
@@ -51,6 +56,12 @@ def yarn_table(
         raise ValueError(f"yarn_table(): expected a factor of at least 1, got {factor}")
     if not theta > 1:
         raise ValueError(f"yarn_table(): expected a theta above 1, got {theta}")
+    positive = {"original_positions": original_positions, "beta_fast": beta_fast, "beta_slow": beta_slow}
+    for name, number in positive.items():
+        if not number > 0:
+            raise ValueError(f"yarn_table(): expected {name} above 0, got {number}")
+    if (mscale is None) != (mscale_all_dim is None):
+        raise ValueError("yarn_table(): expected both of mscale and mscale_all_dim, or none")
 
     def pair_that_turns(times: float) -> float:
         return rope_dim * math.log(original_positions / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -63,5 +74,7 @@ def yarn_table(
     slowed = ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
     frequencies = theta ** (-2 * pairs / rope_dim) * (1 - slowed + slowed / factor)
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequencies
-    amplitude = 0.1 * math.log(factor) + 1 if attention_factor is None else attention_factor
+    amplitude = attention_factor
+    if amplitude is None:
+        amplitude = (0.1 * (mscale or 1) * math.log(factor) + 1) / (0.1 * (mscale_all_dim or 0) * math.log(factor) + 1)
     return (amplitude * torch.cat([angles.cos(), angles.sin()], 1)).float().to(device)

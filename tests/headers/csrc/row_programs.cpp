@@ -33,6 +33,11 @@ void any_softmax(TensorView x, TensorView out) {
   any_softmax_program({}, Softmax::x = rows("x", x), Softmax::out = rows("out", out));
 }
 
+void per_group_of_words(TensorView x, TensorView out, TensorView scales) {
+  using F = PerGroup<128>;
+  per_group_program<128>({}, F::x = rows("x", x), F::out = rows("out", out), F::scales = heads("scales", scales));
+}
+
 void any_per_group(TensorView x, TensorView out, TensorView scales) {
   using F = PerGroup<128>;
   any_per_group_program({}, F::x = rows("x", x), F::out = rows("out", out), F::scales = values("scales", scales));
@@ -233,6 +238,7 @@ void prologue(
 SGL_EXPORT(softmax, (softmax))
 SGL_EXPORT(any_softmax, (any_softmax))
 SGL_EXPORT(any_per_group, (any_per_group))
+SGL_EXPORT(per_group_of_words, (per_group_of_words))
 SGL_EXPORT(rmsnorm, (rmsnorm))
 SGL_EXPORT(qknorm, (qknorm))
 SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))

@@ -5,6 +5,9 @@
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/quantize.h>
 
+#include <cmath>
+#include <limits>
+
 #include "activation.h"
 
 namespace {
@@ -27,6 +30,8 @@ void run(
     rows_of<Op>(op, Op::gate = gate, Op::up = other, Op::out = to);
   };
   if (is_interleaved) {  // a row for each element
+    if (rows.columns % 2 == 0 && 2 * result.columns != rows.columns) [[unlikely]]
+      result.raise({}, {"Size mismatch for a row: expected ", rows.columns / 2, " but got ", result.columns});
     const auto pairs = host::in_groups(rows, 2);
     return activated(pairs.slice(0, 1), pairs.slice(1, 1), host::in_groups(result, 1));
   }
@@ -49,8 +54,10 @@ void silu_and_mul(
 void clamped_swiglu(
     host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up, double alpha,
     double limit, bool is_interleaved) {
-  if (!(limit > 0)) [[unlikely]]
-    throw host::Error("ValueError", "clamped_swiglu: limit must be positive, got ", limit);
+  if (!(static_cast<float>(limit) > 0)) [[unlikely]]
+    throw host::Error("ValueError", "clamped_swiglu: limit must be positive in float32, got ", limit);
+  if (!(std::abs(static_cast<float>(alpha)) <= std::numeric_limits<float>::max())) [[unlikely]]
+    throw host::Error("ValueError", "clamped_swiglu: alpha must be a finite number of float32, got ", alpha);
   if (up && is_interleaved) [[unlikely]]
     throw host::Error(
         "ValueError", "clamped_swiglu: is_interleaved is for an input of gates and values in turn: leave up out");

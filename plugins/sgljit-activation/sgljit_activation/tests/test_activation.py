@@ -126,8 +126,11 @@ def test_without_a_limit_and_at_it(device):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"limit": 0.0}, "^clamped_swiglu: limit must be positive, got 0"),
-        ({"limit": float("nan")}, "^clamped_swiglu: limit must be positive, got nan"),
+        ({"limit": 0.0}, "^clamped_swiglu: limit must be positive in float32, got 0"),
+        ({"limit": 1e-60}, "^clamped_swiglu: limit must be positive in float32, got 1e-60"),
+        ({"limit": float("nan")}, "^clamped_swiglu: limit must be positive in float32, got nan"),
+        ({"alpha": float("nan")}, "^clamped_swiglu: alpha must be a finite number of float32, got nan"),
+        ({"alpha": float("inf")}, "^clamped_swiglu: alpha must be a finite number of float32, got inf"),
         ({"up": zeros(2, 8), "is_interleaved": True}, "^clamped_swiglu: is_interleaved is for .*: leave up out"),
     ],
 )
@@ -142,7 +145,7 @@ def test_gates_and_values_in_turn_that_do_not_fit(device):
     x = zeros(2, 8, device=device)
     for arguments, text in (
         ((x[:, :7],), "input, Tensor<.*expected whole groups of 2 but got 7"),
-        ((x, zeros(2, 8, device=device)), "out, Tensor<.*Size mismatch for the rows of each, .* expected 4 but got 8"),
+        ((x, zeros(2, 8, device=device)), "out, Tensor<.*Size mismatch for a row: expected 4 but got 8"),
         ((x, zeros(3, 4, device=device)), "out, Tensor<.*expected 2 but got 3"),
     ):
         with pytest.raises(TensorMatchError, match=rf"(?s)^clamped_swiglu\(\): Tensor match failed for {text}"):

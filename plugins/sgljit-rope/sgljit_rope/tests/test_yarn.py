@@ -65,6 +65,25 @@ def test_it_is_that_of_transformers(rope_dim, model, truncate, attention_factor)
     assert table[0, : rope_dim // 2].tolist() == pytest.approx([amplitude] * (rope_dim // 2))
 
 
+@pytest.mark.parametrize(("mscale", "mscale_all_dim"), [(1.0, 1.0), (0.707, 1.0), (1.0, 0.5)])
+def test_it_is_that_of_transformers_with_the_scales_of_deepseek(mscale, mscale_all_dim):
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    model = {"theta": 10_000.0, "factor": 40.0, "original_positions": 4096}
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "original_max_position_embeddings": 4096}
+    config = SimpleNamespace(
+        head_dim=64,
+        hidden_size=64,
+        num_attention_heads=1,
+        rope_parameters=rope | {"mscale": mscale, "mscale_all_dim": mscale_all_dim},
+        max_position_embeddings=163840,
+        standardize_rope_params=lambda: None,
+    )
+    wanted, amplitude = utils.ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    table = yarn_table(3, 64, **model, mscale=mscale, mscale_all_dim=mscale_all_dim)
+    torch.testing.assert_close(frequencies(table, amplitude).float(), wanted, rtol=1e-4, atol=1e-9)
+    assert table[0, :32].tolist() == pytest.approx([amplitude] * 32)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_ops_take_it(device):
     table = yarn_table(50, 16, **QWEN3, device=device)
@@ -80,6 +99,10 @@ def test_ops_take_it(device):
         ({"rope_dim": 0}, r"expected an even rope_dim of at least 2, got 0"),
         ({"factor": 0.5}, r"expected a factor of at least 1, got 0\.5"),
         ({"theta": 1.0}, r"expected a theta above 1, got 1\.0"),
+        ({"original_positions": 0}, r"expected original_positions above 0, got 0"),
+        ({"beta_fast": 0}, r"expected beta_fast above 0, got 0"),
+        ({"beta_slow": -1}, r"expected beta_slow above 0, got -1"),
+        ({"mscale": 1.0}, r"expected both of mscale and mscale_all_dim, or none"),
     ],
 )
 def test_what_makes_no_table_is_refused(changed, text):
