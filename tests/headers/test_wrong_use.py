@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from headers import toolbox
+from kit import mostly_slow
 
 VARIANT = """\
 #include <sgl_kernel/variant.h>
@@ -273,7 +274,7 @@ LAUNCH = {
 
 
 @pytest.mark.parametrize("compiler", ["g++", pytest.param("clang++", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", HOST)
+@pytest.mark.parametrize("case", mostly_slow(*HOST, quick=20))
 def test_host(case: str, compiler: str, tmp_path: Path) -> None:
     source, sentence = HOST[case]
     result = toolbox.compile_host(source + "\n", tmp_path, compiler)

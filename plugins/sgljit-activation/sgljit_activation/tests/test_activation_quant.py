@@ -159,6 +159,7 @@ def test_powers_of_two_in_every_layout(dtype: torch.dtype, device: torch.device)
         check_powers(x, torch.empty(rows, 1, device=device))
 
 
+@pytest.mark.slow
 def test_powers_of_two_for_int8(device: torch.device):
     torch.manual_seed(0)
     x = torch.randn(5, 2 * 640, device=device).bfloat16()

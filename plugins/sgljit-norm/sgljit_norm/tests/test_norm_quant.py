@@ -195,7 +195,7 @@ def check_powers(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8)
         assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
 
 
-@each_op
+@one_op
 @each_dtype
 def test_powers_of_two_in_every_layout(op: str, dtype: torch.dtype, device: torch.device):
     torch.manual_seed(0)
@@ -207,6 +207,7 @@ def test_powers_of_two_in_every_layout(op: str, dtype: torch.dtype, device: torc
         check_powers(op, call, torch.empty(rows, 1, device=device))
 
 
+@pytest.mark.slow
 @one_op
 def test_powers_of_two_for_int8(op: str, device: torch.device):
     torch.manual_seed(0)

@@ -134,7 +134,7 @@ def transformers(
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     for x, out in ((q, q_out), (k, k_out)):
         a, b = x.chunk(2, dim=-1)
-        torch.add(x * cos, torch.cat((-b, a), dim=-1) * sin, out=out)
+        out.copy_(x * cos + torch.cat((-b, a), dim=-1) * sin)  # torch.compile takes no `out=` with gaps
 
 
 class Kernel(NamedTuple):
