@@ -84,6 +84,8 @@ def fused_qk_norm_rope(
     round_first: bool = False,
 ) -> None:
     """RMSNorm of each head, then the rotation."""
+    if round_first and q.dtype == torch.float64:
+        raise TypeError("what is rounded first is rounded to the dtype of the kernel's q, which is not float64")
     cos, sin = cos_sin_cache[positions.long()].chunk(2, dim=-1)
     for x, weight in ((q, q_weight), (k, k_weight)):
         values, factors = x.double(), weight.double() + (1 if gemma else 0)
