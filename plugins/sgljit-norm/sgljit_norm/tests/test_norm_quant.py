@@ -195,6 +195,7 @@ def check_powers(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8)
         assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
 
 
+@pytest.mark.slow
 @one_op
 @each_dtype
 def test_powers_of_two_in_every_layout(op: str, dtype: torch.dtype, device: torch.device):
@@ -232,7 +233,7 @@ def test_powers_of_two_that_do_not_fit(op: str, device: torch.device):
         run(**call, output_s=words[:1].expand(3, 2), scale_ue8m0=True)
 
 
-@each_op
+@one_op
 @each_dtype
 def test_samples_against_the_reference(op: str, dtype: torch.dtype, device: torch.device):
     chosen = [sample for sample in getattr(samples, op)(device) if sample["input"].dtype == dtype]

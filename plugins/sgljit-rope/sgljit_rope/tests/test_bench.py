@@ -104,6 +104,7 @@ def test_each_kernel_of_a_peer_gets_the_arguments_that_it_takes(tmp_path: Path):
     assert "## apply_rope_inplace\n" not in page
 
 
+@pytest.mark.slow
 def test_what_it_cannot_measure_is_refused(tmp_path: Path):
     for option, value, known in (("ops", "rope,fused_qk_norm_rope", "apply_rope_inplace, "), ("sizes", "100", "128")):
         result = bench(tmp_path / "page.md", "--device", "cpu", f"--{option}", value)
