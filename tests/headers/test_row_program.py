@@ -549,7 +549,7 @@ def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
 
 @each_device
 def test_a_call_that_writes_to_an_index_is_refused(programs, device):
-    """Of the rows or of others, in the same segment or in another: a later row would go anywhere."""
+    """A stored row would change the index, and a later row would go anywhere. It may be the index of another set."""
     memory = torch.zeros(40, dtype=torch.int64, device=device)
     memory[32:35] = torch.arange(3, device=device)
     floats, index = memory.view(torch.float32), memory[32:35]

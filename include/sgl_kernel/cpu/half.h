@@ -121,8 +121,8 @@ inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
   return x;
 }
 
-/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t`, `std::int8_t`, `std::uint8_t`, which are 0 for NaN,
-/// `fp8_e4m3_t` or `fp8_e5m2_t`. Those of 8 bits saturate: at 448 and 57344 for fp8, also for infinity.
+/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t`, or a type of 8 bits, which saturates: `fp8_e4m3_t` at 448,
+/// `fp8_e5m2_t` at 57344, `std::int8_t` and `std::uint8_t`. NaN is 0 in an integer. Infinity saturates, too.
 template <typename T>
 T from_float(float x) = delete;
 
