@@ -925,24 +925,28 @@ inline void match_segment(
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   bool has_gaps = false;
   int num_inputs = 0;
+  if (const unsigned missing = asks & ~bound; missing != 0)
+    throw Error(
+        "TypeError", "row program: segment ", number, " uses operand ", __builtin_ctz(missing),
+        ", which was not passed");
+  if (const unsigned unstored = roles.stores_early & ~roles.writes; unstored != 0)
+    throw Error(
+        "TypeError", "row program: segment ", number, " keeps a value for operand ", __builtin_ctz(unstored),
+        ", which it does not store: sgl::store needs it, too");
+  for (unsigned late = roles.reads_late; late != 0; late &= late - 1) {
+    const int i = __builtin_ctz(late);
+    // Rows for all and rows by an index share no memory with those of another operand that is stored.
+    if ((roles.stores_early >> i & 1) == 0 && (operands[i]->is_shared || operands[i]->index != nullptr)) continue;
+    throw Error(
+        "TypeError", "row program: segment ", number, " reads operand ", i, " after it keeps a value for operand ",
+        __builtin_ctz(roles.stores_early), ", which may be stored by then: read all operands before");
+  }
   for (int i = 0; i < num_operands; ++i) {
     const unsigned bit = 1u << i;
-    if ((roles.stores_early & ~roles.writes & bit) != 0)
-      throw Error(
-          "TypeError", "row program: segment ", number, " keeps a value for operand ", i,
-          ", which it does not store: sgl::store needs it, too");
-    // Rows for all and rows by an index share no memory with those of another operand that is stored.
-    const bool is_apart = (roles.stores_early & bit) == 0 && (operands[i]->is_shared || operands[i]->index != nullptr);
-    if ((roles.reads_late & bit) != 0 && !is_apart)
-      throw Error(
-          "TypeError", "row program: segment ", number, " reads operand ", i, " after it keeps a value for operand ",
-          __builtin_ctz(roles.stores_early), ", which may be stored by then: read all operands before");
-    if ((asks & ~bound & bit) != 0)
-      throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
-    const bool is_whole =
-        (asks & ~narrow & bit) != 0 && !operands[i]->is_shared && operands[i]->inner != Rows::kForAllInner;
+    if ((asks & bit) == 0) continue;
+    const bool is_whole = (narrow & bit) == 0 && !operands[i]->is_shared && operands[i]->inner != Rows::kForAllInner;
     if (is_whole && like == nullptr) like = operands[i];
-    if ((asks & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i]->has_no_gaps();
+    has_gaps = has_gaps || !is_whole || !operands[i]->has_no_gaps();
   }
   if (like == nullptr) like = operands[0];
   segment.is_map = roles.reductions == 0 && roles.kept == 0 && (roles.pairs | roles.writes_value) == 0;
@@ -972,7 +976,7 @@ inline void match_segment(
     if ((asks & bit) == 0) continue;
     const bool is_value = (values & bit) != 0;
     const bool is_written = (writes & bit) != 0;
-    const auto dtype = rows.dtype();
+    const auto dtype = rows.dtype;
     const auto code = element_code(dtype);
     const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
     const bool is_byte = code == sgl::kInt8 || code == sgl::kUInt8;
@@ -1113,7 +1117,7 @@ inline void refuse_meeting_rows(
   };
   // A row that is written over an index would send later rows anywhere: it was checked before.
   const auto refuse_over_index = [&](const Rows& written, const Rows& indexed) {
-    if (indexed.index == nullptr || !rows_meet(written.memory(), indexed.index_memory())) return;
+    if (!rows_meet(written.memory(), indexed.index_memory())) return;
     raise(
         "ValueError", {written.name, " shares memory with ", indexed.index_name, ", at ", location, ": ", written.name,
                        " is ", written.tensor, ", ", indexed.index_name, " is ", *indexed.index,
@@ -1130,8 +1134,8 @@ inline void refuse_meeting_rows(
       const Rows& other = *others[j];
       const bool writes_other = (other_writes >> j & 1) != 0;
       if ((other_asks >> j & 1) == 0) continue;
-      if (writes_one) refuse_over_index(one, other);
-      if (writes_other && !is_one) refuse_over_index(other, one);
+      if (writes_one && other.index != nullptr) refuse_over_index(one, other);
+      if (writes_other && !is_one && one.index != nullptr) refuse_over_index(other, one);
       if (!writes_one && !writes_other) continue;
       if (is_one && i == j) {
         if (rows_overlap(memory)) refuse(one, one);

@@ -31,14 +31,10 @@ struct Rows {
   std::int64_t element_stride = 1;    ///< between the elements of a row, which can be more than 1 for `values`
   bool takes_bytes = false;           ///< whether a program takes int8 and uint8 here, which most would round to
   DebugInfo location = {};            ///< where the argument became rows, in errors
-  DLDataType word = {0, 0, 0};        ///< of `in_words`, the elements in place of the tensor's
+  DLDataType dtype = tensor.dtype();  ///< of the elements as a program takes them, see `in_words`
 
-  /// \brief The type of the elements that a program takes.
-  DLDataType dtype() const {
-    return word.bits != 0 ? word : tensor.dtype();
-  }
   std::int64_t element_bytes() const {
-    return static_cast<std::int64_t>(dtype_bytes(dtype()));
+    return static_cast<std::int64_t>(dtype_bytes(dtype));
   }
   /// \brief Where the rows lie, for `rows_meet` and `rows_overlap`.
   MemoryRows memory() const {
@@ -72,9 +68,9 @@ struct Rows {
     auto result = *this;
     for (auto* count : {&result.columns, &result.stride, &result.inner_stride})
       *count = *count * element_bytes() / bytes;
-    result.word = bytes == 4   ? DLDataType{kDLFloat, 32, 1}
-                  : bytes == 2 ? DLDataType{kDLBfloat, 16, 1}
-                               : DLDataType{kDLUInt, 8, 1};
+    result.dtype = bytes == 4   ? DLDataType{kDLFloat, 32, 1}
+                   : bytes == 2 ? DLDataType{kDLBfloat, 16, 1}
+                                : DLDataType{kDLUInt, 8, 1};
     result.takes_bytes = true;
     return result;
   }
