@@ -173,6 +173,7 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
     done: dict[str, str] = {}
     answers: dict[Hashable, bool] = {}
     forwards: dict[Hashable, Forward] = {}
+    angles = _angles(model)
     try:
         for name, (layer, of) in found.items():
             kind = _kind(layer, of)
@@ -183,6 +184,8 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 use.why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
+            elif isinstance(of, Rotation) and of.takes_parts and angles and _rotated(layer) not in angles:
+                ADAPTER.use(of.op, (*kind, "in parts")).why = "it rotates a part of each head"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
                 use = ADAPTER.use(of.op, kind)
                 if not _is_tried(_weight(layer, of)):
@@ -231,6 +234,11 @@ def _rotated(layer: nn.Module) -> int | None:
     """The rotated elements of a head, by the names that models have for them."""
     sizes = (getattr(layer, name, None) for name in ("qk_rope_head_dim", "head_dim", "head_size"))
     return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def _angles(model: nn.Module) -> set[int]:
+    """For how many elements of a head a model has angles, by the name that models have for their frequencies."""
+    return {2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
 
 
 def _try(layer: nn.Module, of: Computation) -> None:

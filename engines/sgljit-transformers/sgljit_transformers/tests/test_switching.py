@@ -22,7 +22,7 @@ from sgljit_engines import report
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_transformers import adapter, errors
 
-from .tiny import model, norms, prompt
+from .tiny import model, norms, of_type, prompt
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +135,30 @@ def test_a_rotation_is_replaced_in_the_enabled_model_alone():
             torch.testing.assert_close(k, wanted[1], rtol=2e-2, atol=3e-2)
             after = counted(use)
             assert (after[0] - before[0], after[1] - before[1]) == ((1, 0) if runs else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "share", "runs"),
+    [
+        ("phi3", 1.0, True),
+        ("phi3", 0.5, False),
+        ("gpt_neox", 0.25, False),
+        ("phi", 0.5, True),  # its forward cuts the heads, and its function rotates all that it gets
+    ],
+)
+def test_a_rotation_of_a_part_of_each_head_is_the_models_own_and_the_report_says_so(model_type, share, runs):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+    net, ids = of_type(model_type, rope_parameters=rope), prompt()
+    with torch.no_grad():
+        expected = net(ids).logits
+        done = sgljit_transformers.enable(net)
+        torch.testing.assert_close(net(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    (attention,) = {type(layer).__name__ for name, layer in net.named_modules() if re.search(r"attention$|_attn$", name)}
+    assert ("apply_rotary_pos_emb" in done.values()) == runs
+    uses = [use for use in report() if use.op == "apply_rotary_pos_emb" and use.kind.startswith(attention)]
+    (use,) = (use for use in uses if bool(use.layers) == runs and use.kind.endswith("in parts") != runs)
+    assert use.why == ("" if runs else "it rotates a part of each head")
+    assert (use.calls > 0, use.own_calls) == (runs, 0)
 
 
 def test_classes_of_one_name_keep_each_its_own_code(monkeypatch):
