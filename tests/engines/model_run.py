@@ -35,6 +35,11 @@ def rotations(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor],
         k = torch.empty(MOST, 1, model.cache_row, dtype=dtype)[..., -model.rope_dim :]
         yield "rope", "apply_rope_inplace", [q, k, angles, index], options
         return
+    if not model.traits.interleaved:  # as transformers has them, in projections of their own
+        numbers = model.query_heads, model.kv_heads
+        apart = [torch.empty(1, MOST, number, size, dtype=dtype).transpose(1, 2) for number in numbers]
+        given = [torch.empty(1, MOST, model.rope_dim, dtype=dtype) for _ in "cs"]
+        yield "rope", "apply_rotary_pos_emb", [*apart, *given, *map(torch.empty_like, apart)], {}
     heads = [model.query_heads, model.kv_heads, model.kv_heads]
     q, k, v = torch.empty(MOST, sum(heads), size, dtype=dtype).split(heads, dim=1)
     caches = [torch.empty(MOST, model.kv_heads, size, dtype=dtype) for _ in "kv"]
@@ -82,6 +87,11 @@ def calls(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor | Non
         yield "activation", f"{model.activation}_and_mul", [tensor(MOST, size), out, tensor(MOST, size)]
 
 
+def first(x: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The first tokens, which all but weights and the table of angles have a dimension of."""
+    return x.narrow(x.shape.index(MOST), 0, tokens) if MOST in x.shape else x
+
+
 def main(question: str, answer: str, device: str) -> None:
     """Run a pickled model; write the labels of what was asked for."""
     model = pickle.loads(Path(question).read_bytes())
@@ -95,8 +105,7 @@ def main(question: str, answer: str, device: str) -> None:
         for family, op, tensors, options in made:
             function = getattr(ops[family], op)
             for tokens in range(1, MOST + 1):
-                # Tokens are the rows of all but weights and the table of angles.
-                arguments: list[Any] = [x if x is None or len(x) != MOST else x[:tokens] for x in tensors]
+                arguments: list[Any] = [x if x is None else first(x, tokens) for x in tensors]
                 if device == "cuda":
                     shaped = [x if x is None else Shaped.of(x) for x in arguments]
                     arguments = [x if x is None else x.handed_over() for x in shaped]

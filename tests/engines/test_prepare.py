@@ -62,6 +62,7 @@ RUN_OPS = {
     *("gemma_fused_rmsnorm_add_rmsnorm", "fused_inplace_qknorm", "gemma_fused_inplace_qknorm"),
     *("silu_and_mul", "gelu_tanh_and_mul"),
     *("apply_rope_inplace", "apply_rope_inplace_with_kvcache", "fused_qk_norm_rope", "fused_qk_norm_rope_with_kvcache"),
+    "apply_rotary_pos_emb",
 }
 
 

@@ -65,9 +65,12 @@ class Rotation:
 
     Attributes:
         name: the function's global name there. It takes (q, k, cos, sin) and returns both rotated.
+        takes_parts: whether the function rotates the first elements of heads alone, where there are fewer angles: only
+            the model knows whether there are.
     """
 
     name: str
+    takes_parts: bool = False
     op = "apply_rotary_pos_emb"
     family = "rope"
 
@@ -182,7 +185,7 @@ def _rotation(layer: nn.Module) -> Rotation | None:
     if len(functions) != 1:  # of two, only the config knows which runs
         return None
     ((name, function),) = functions.items()
-    return Rotation(name) if _rotates(function) else None
+    return Rotation(name, takes_parts=_rotates(function, rotated=4)) if _rotates(function) else None
 
 
 def _begins_with(function: Callable[..., object], names: tuple[str, ...]) -> bool:
@@ -195,13 +198,13 @@ def _begins_with(function: Callable[..., object], names: tuple[str, ...]) -> boo
     return tuple(parameters[: len(names)]) == names
 
 
-def _rotates(function: Callable[..., Any]) -> bool:
-    """Whether a function computes what the op does, of heads of [batch, heads, tokens, size]."""
+def _rotates(function: Callable[..., Any], rotated: int = 8) -> bool:
+    """Whether a function computes what the op does, of the first elements of heads of [batch, heads, tokens, 8]."""
     for dtype in (torch.float32, torch.bfloat16):
         generator = torch.Generator().manual_seed(0)
         # Both halves of cosines and sines differ, and the tokens of a batch have angles of their own.
         q, k = (torch.randn(2, heads, 3, 8, generator=generator).to(dtype) for heads in (4, 2))
-        cos, sin = (torch.randn(2, 3, 8, generator=generator).to(dtype) for _ in range(2))
+        cos, sin = (torch.randn(2, 3, rotated, generator=generator).to(dtype) for _ in range(2))
         try:
             with torch.no_grad():
                 results = tuple(function(q, k, cos, sin))
@@ -209,9 +212,10 @@ def _rotates(function: Callable[..., Any]) -> bool:
         except Exception:  # noqa: BLE001 - a stranger's function: whatever it cannot do, it is not replaced
             return False
         for result, x in pairs:
-            wide, half = x.double(), x.shape[-1] // 2
+            wide, half = x.double()[..., :rotated], rotated // 2
             turned = torch.cat((-wide[..., half:], wide[..., :half]), -1)
             wanted = wide * cos.double()[:, None] + turned * sin.double()[:, None]
+            wanted = torch.cat((wanted, x.double()[..., rotated:]), -1)
             tolerance = 4 * torch.finfo(dtype).eps * float(wanted.abs().max())
             if result.dtype != dtype or result.shape != x.shape or result is x:
                 return False

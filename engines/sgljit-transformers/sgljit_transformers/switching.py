@@ -36,6 +36,7 @@ from .layers import Computation, GatedMLP, Norm, Rotation, match
 
 __all__ = ["disable", "enable", "enabled"]
 
+_MOST_TOKENS, _MOST_ELEMENTS = 1 << 14, 1 << 24  # of queries and keys; no chip has room for so many elements at a time
 _OURS = "sgljit_replaced"  # the attribute of a layer that holds its _Replaced
 _lock = threading.RLock()
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -173,6 +174,7 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
     done: dict[str, str] = {}
     answers: dict[Hashable, bool] = {}
     forwards: dict[Hashable, Forward] = {}
+    angles = _angles(model)
     try:
         for name, (layer, of) in found.items():
             kind = _kind(layer, of)
@@ -183,6 +185,8 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 use.why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
+            elif isinstance(of, Rotation) and of.takes_parts and angles and _rotated(layer) not in angles:
+                ADAPTER.use(of.op, (*kind, "in parts")).why = "it rotates a part of each head"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
                 use = ADAPTER.use(of.op, kind)
                 if not _is_tried(_weight(layer, of)):
@@ -233,6 +237,11 @@ def _rotated(layer: nn.Module) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
+def _angles(model: nn.Module) -> set[int]:
+    """For how many elements of a head a model has angles, by the name that models have for their frequencies."""
+    return {2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+
+
 def _try(layer: nn.Module, of: Computation) -> None:
     """Call the op for a layer's size, dtype and device: what must be built for these is built now.
 
@@ -248,8 +257,13 @@ def _try(layer: nn.Module, of: Computation) -> None:
     op, size = getattr(families[of.family], of.op), weight.shape[0]
     if isinstance(of, Rotation):
         if (rotated := _rotated(layer)) and weight.dtype.is_floating_point:
-            heads, angles = weight.new_ones(1, 2, 1, rotated), weight.new_ones(1, 1, rotated)
-            op(heads, heads, angles, angles, torch.empty_like(heads), torch.empty_like(heads))
+            queries = _of_config(layer, "num_attention_heads", 2)
+            heads = queries, _of_config(layer, "num_key_value_heads", queries)
+            with contextlib.suppress(torch.OutOfMemoryError):  # then their first calls build the rest
+                for tokens in _numbers_of_tokens(weight.device.type, sum(heads) * rotated):
+                    angles = weight.new_ones(1, tokens, rotated)
+                    q, k = (weight.new_ones(1, tokens, count, rotated).transpose(1, 2) for count in heads)
+                    op(q, k, angles, angles, torch.empty_like(q), torch.empty_like(k))
         return
     if isinstance(of, Norm):
         op(weight.new_ones(1, size), weight, None, 1e-6)
@@ -257,6 +271,23 @@ def _try(layer: nn.Module, of: Computation) -> None:
     with contextlib.suppress(TensorMatchError):
         for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
             op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
+
+
+def _of_config(layer: nn.Module, name: str, default: int) -> int:
+    found = getattr(getattr(layer, "config", None), name, None)
+    return found if isinstance(found, int) else default
+
+
+def _numbers_of_tokens(device: str, elements: int) -> Iterator[int]:
+    """For how many tokens, of so many elements each, a rotation is tried; no more than ``sgljit prepare`` builds for.
+
+    On a GPU the kernel depends on how full the chip is with the heads of queries, those of keys, and both. Each time
+    twice as many tokens meet every kernel.
+    """
+    tokens = 1
+    while tokens == 1 or (device == "cuda" and tokens <= _MOST_TOKENS and tokens * elements <= _MOST_ELEMENTS):
+        yield tokens
+        tokens *= 2
 
 
 def _is_tried(weight: torch.Tensor | None) -> bool:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from sgljit_transformers.layers import Rotation, match
+
 from .tiny import op_of, transformers
 
 
@@ -231,6 +233,26 @@ def wide(q, k, cos, sin):
 )
 def test_the_function_that_a_forward_names_decides(forward, op):
     assert op_of(type("Attention", (nn.Module,), {"forward": forward})()) == op
+
+
+def of_the_first_elements(q, k, cos, sin):
+    size = cos.shape[-1]
+    parts = rotated(q[..., :size], k[..., :size], cos, sin)
+    return tuple(torch.cat((part, x[..., size:]), -1) for part, x in zip(parts, (q, k), strict=True))
+
+
+def zeros_behind(q, k, cos, sin):
+    parts = of_the_first_elements(q, k, cos, sin)
+    return tuple(torch.cat((x[..., : cos.shape[-1]], 0 * x[..., cos.shape[-1] :]), -1) for x in parts)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes_parts"), [(rotated, False), (of_the_first_elements, True), (zeros_behind, False)]
+)
+def test_a_function_may_rotate_a_part_of_each_head(function, takes_parts, monkeypatch):
+    monkeypatch.setitem(globals(), "rotated_by", function)
+    layer = type("Attention", (nn.Module,), {"forward": lambda self, *heads: rotated_by(*heads)})()  # noqa: F821
+    assert match(layer) == Rotation("rotated_by", takes_parts)
 
 
 def test_looking_at_a_layer_changes_nothing():

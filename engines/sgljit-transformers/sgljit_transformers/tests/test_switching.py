@@ -11,18 +11,20 @@ import re
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import sgljit_transformers
+from sgljit_core import stats
 from sgljit_core.errors import ConfigError
 from sgljit_engines import report
 from sgljit_engines.errors import UnsupportedEngineError
-from sgljit_transformers import adapter, errors
+from sgljit_transformers import adapter, errors, switching
 
-from .tiny import model, norms, prompt
+from .tiny import model, norms, of_type, prompt
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +137,65 @@ def test_a_rotation_is_replaced_in_the_enabled_model_alone():
             torch.testing.assert_close(k, wanted[1], rtol=2e-2, atol=3e-2)
             after = counted(use)
             assert (after[0] - before[0], after[1] - before[1]) == ((1, 0) if runs else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "share", "runs"),
+    [
+        ("phi3", 1.0, True),
+        ("phi3", 0.5, False),
+        ("gpt_neox", 0.25, False),
+        ("phi", 0.5, True),  # its forward cuts the heads, and its function rotates all that it gets
+    ],
+)
+def test_a_rotation_of_a_part_of_each_head_is_the_models_own_and_the_report_says_so(model_type, share, runs):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+    net, ids = of_type(model_type, rope_parameters=rope), prompt()
+    with torch.no_grad():
+        expected = net(ids).logits
+        done = sgljit_transformers.enable(net)
+        torch.testing.assert_close(net(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    (attention,) = {
+        type(layer).__name__ for name, layer in net.named_modules() if re.search("(attention|_attn)$", name)
+    }
+    assert ("apply_rotary_pos_emb" in done.values()) == runs
+    uses = [use for use in report() if use.op == "apply_rotary_pos_emb" and use.kind.startswith(attention)]
+    (use,) = (use for use in uses if bool(use.layers) == runs and use.kind.endswith("in parts") != runs)
+    assert use.why == ("" if runs else "it rotates a part of each head")
+    assert (use.calls > 0, use.own_calls) == (runs, 0)
+
+
+def test_a_rotation_is_tried_for_many_tokens_on_a_gpu_alone():
+    assert [*switching._numbers_of_tokens("cpu", 3072)] == [1]
+    assert [*switching._numbers_of_tokens("cuda", 3072)] == [2**i for i in range(13)]
+    assert [*switching._numbers_of_tokens("cuda", 1 << 30)] == [1]
+    assert [*switching._numbers_of_tokens("cuda", 96)][-1] == 16384
+
+
+def test_a_rotation_is_tried_with_the_heads_of_the_model(monkeypatch):
+    """As its projections give them: the tokens side by side."""
+    asked, tried = [], []
+    monkeypatch.setattr(switching, "_numbers_of_tokens", lambda *what: asked.append(what) or (1, 3))
+    rope = SimpleNamespace(apply_rotary_pos_emb=lambda *tensors: tried.append(tensors))
+    monkeypatch.setattr(switching, "families", {"rope": rope})
+    sgljit_transformers.enable(model("qwen3").model.layers[0].self_attn, ops="rope")
+    assert asked == [("cpu", (4 + 2) * 16)]
+    assert [[x.shape for x in tensors] for tensors in tried] == [
+        [(1, 4, n, 16), (1, 2, n, 16), *[(1, n, 16)] * 2, (1, 4, n, 16), (1, 2, n, 16)] for n in (1, 3)
+    ]
+    assert all(tensors[i].transpose(1, 2).is_contiguous() for tensors in tried for i in (0, 1, 4, 5))
+
+
+@pytest.mark.gpu
+def test_after_enable_no_number_of_tokens_has_a_rotation_of_its_own_to_build():
+    net = model("qwen3", torch.bfloat16, "cuda")
+    sgljit_transformers.enable(net)
+    rotate, before = in_forward(net.model.layers[0].self_attn), stats()
+    with torch.no_grad():
+        for tokens in (1, 7, 600, 1100, 2500, 9000, 16384):
+            q, k, cos, sin = (x[:1].cuda() for x in heads(tokens=tokens, dtype=torch.bfloat16))
+            rotate(q, k, cos, sin)
+    assert stats().loads.keys() == before.loads.keys()
 
 
 def test_classes_of_one_name_keep_each_its_own_code(monkeypatch):
@@ -667,6 +728,18 @@ def test_a_compiled_layer_takes_columns(layer, shape):
     with torch.no_grad():
         actual = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
         torch.testing.assert_close(actual, type(layer).forward(layer, x))
+
+
+def test_a_weight_that_is_computed_afterwards_is_the_layers_own_matter(layer):
+    class Doubled(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    x = torch.randn(2, 9, 64)
+    with torch.no_grad():
+        expected = 2 * type(layer).forward(layer, x)
+        torch.nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+        torch.testing.assert_close(layer(x), expected)
 
 
 def test_a_model_that_changes_its_dtype_afterwards_computes_the_same(layer):

@@ -78,6 +78,13 @@ def model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):
     return made.to(device, dtype)
 
 
+def of_type(model_type: str, **options):
+    """A model of any type that transformers has."""
+    return transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(model_type, **{**_COMMON, **options})
+    ).eval()
+
+
 def prompt(device: str = "cpu") -> torch.Tensor:
     return torch.randint(3, 128, (2, 9), generator=torch.Generator().manual_seed(1)).to(device)
 
