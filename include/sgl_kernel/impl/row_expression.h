@@ -132,44 +132,27 @@ SGL_HD Stores<Kept..., Output> appended(const Stores<Kept...>& stores, const Out
   return appended(stores, output, IndexListUpTo<sizeof...(Kept)>{});
 }
 
-/// An opened `Mapped`. `Convert` turns the result of `f` into the result of `get`.
-template <typename Convert, typename F, typename... Open>
-struct OpenMapped {
-  const F& f;
-  Pack<Open...> of;
-
-  template <typename Result, int N>
-  SGL_HD void get(long long j, Result (&results)[N]) const {
-    m_get(j, results, IndexListUpTo<sizeof...(Open)>{});
-  }
-
- private:
-  template <typename Result, int N, size_t... I>
-  SGL_HD void m_get(long long j, Result (&results)[N], IndexList<I...>) const {
-    float values[sizeof...(Open)][N];
-    (details::get<I>(of).get(j, values[I]), ...);
-    for (int n = 0; n < N; ++n) results[n] = Convert::of(f(values[I][n]...));
-  }
-};
-
-/// f of each element of some expressions.
-template <typename Convert, typename F, typename... Of>
-struct MappedTo {
+/// f of each element of some expressions, or of opened ones. `Convert` turns the result of `f` into that of `get`.
+template <typename Convert, typename F, typename Indices, typename... Of>
+struct MappedBy;
+template <typename Convert, typename F, size_t... I, typename... Of>
+struct MappedBy<Convert, F, IndexList<I...>, Of...> : Leaf<I, Of>... {
   F f;
-  Pack<Of...> of;
 
   template <typename Part>
   SGL_HD auto open(const Part& part) const {
-    return m_open(part, IndexListUpTo<sizeof...(Of)>{});
+    return MappedBy<Convert, const F&, IndexList<I...>, decltype(Leaf<I, Of>::value.open(part))...>{
+        {Leaf<I, Of>::value.open(part)}..., f};
   }
-
- private:
-  template <typename Part, size_t... I>
-  SGL_HD auto m_open(const Part& part, IndexList<I...>) const {
-    return OpenMapped<Convert, F, decltype(details::get<I>(of).open(part))...>{
-        f, {{details::get<I>(of).open(part)}...}};
+  template <typename Result, int N>
+  SGL_HD void get(long long j, Result (&results)[N]) const {
+    float values[sizeof...(Of)][N];
+    (Leaf<I, Of>::value.get(j, values[I]), ...);
+    for (int n = 0; n < N; ++n) results[n] = Convert::of(f(values[I][n]...));
   }
 };
+template <typename Convert, typename F, typename... Of>
+using MappedTo = MappedBy<Convert, F, IndexListUpTo<sizeof...(Of)>, Of...>;
 
 struct AsFloat {
   SGL_HD static float of(float value) {
@@ -277,8 +260,8 @@ SGL_HD auto map(const F& f, const First& first, const Of&... of) {
   constexpr int kSize = details::kGroupSize<First>;
   using Result = details::Mapped<F, First, Of...>;
   if constexpr (kSize != 0 && ((details::kGroupSize<Of> == kSize) && ...))
-    return details::Grouped<kSize, Result>{{f, {{first}, {of}...}}};
-  else return Result{f, {{first}, {of}...}};
+    return details::Grouped<kSize, Result>{{{first}, {of}..., f}};
+  else return Result{{first}, {of}..., f};
 }
 
 /// \brief The numbers `f` of the states of a list.
@@ -292,7 +275,7 @@ namespace details {
 
 template <typename F, typename... Of>
 SGL_HD Terms<F, Of...> terms(const F& f, const Of&... of) {
-  return {{f, {{of}...}}};
+  return {{{of}..., f}};
 }
 
 /// The state that a monoid begins with.

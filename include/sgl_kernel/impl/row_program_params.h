@@ -26,20 +26,29 @@ struct RowPlaceMore {
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
 /// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
-inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
+enum : unsigned { kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8 };  // no variables, see device::is_same
 /// \brief Among these bits: no segment has inner rows.
-inline constexpr unsigned long long kIsFlat = 1ull << 63;
+enum : unsigned long long { kIsFlat = 1ull << 63 };
 /// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
 /// row keeps values in memory of its own.
-inline constexpr unsigned kIsMap = 1, kKeeps = 2;
+enum : unsigned { kIsMap = 1, kKeeps = 2 };
 /// \brief The most operands of a program.
-inline constexpr int kMostOperands = 15;
+enum : int { kMostOperands = 15 };
 
-/// \brief The element types of operands, four bits for each operand of a program.
-inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M2 = 4, kInt8 = 7, kUInt8 = 8;
-inline constexpr unsigned kNoElement = 15;
-/// \brief Those that a value for each row may have besides float32.
-inline constexpr unsigned kInt32 = 5, kInt64 = 6;
+/// \brief The element types of operands, four bits for each operand of a program. A value for each row is of float32,
+/// int32 or int64.
+enum : unsigned {
+  kFp32,
+  kFp16,
+  kBf16,
+  kFp8E4M3,
+  kFp8E5M2,
+  kInt32,
+  kInt64,
+  kInt8,
+  kUInt8,
+  kNoElement = 15,
+};
 
 /// \brief The largest magnitude that elements of a type have on both sides of zero; 0 for types that nobody quantises
 /// to.
@@ -80,7 +89,7 @@ struct RowProgramParams {
 
 /// \brief How a device holds the rows of one segment. A kernel gets it as one number.
 struct RowShape {
-  static constexpr unsigned kMostColumns = (1u << 20) - 1;
+  enum : unsigned { kMostColumns = (1u << 20) - 1 };
 
   unsigned columns;       ///< elements of a row, held in registers; 0: any number, read again in each pass
   unsigned paired;        ///< the first elements of a row, which make pairs
