@@ -229,12 +229,11 @@ struct KeptRow {
 
 /// The same of values that have been stored to an operand.
 template <int kOperand, uint32_t kElements, uint32_t kHeld>
-struct StoredRow : KeptRow<kElements, kHeld> {};
-
+struct StoredRow : KeptRow<kElements, kHeld> {
+  enum : int { kStoredTo = kOperand };
+};
 template <int kOperand, typename T>
-inline constexpr bool kIsStored = false;
-template <int kOperand, uint32_t kElements, uint32_t kHeld>
-inline constexpr bool kIsStored<kOperand, StoredRow<kOperand, kElements, kHeld>> = true;
+concept kIsStored = T::kStoredTo == kOperand;
 
 /// A value for each vector of a row, in registers.
 template <uint32_t kHeld>
@@ -371,8 +370,8 @@ struct ProgramRow {
   /// there.
   template <typename Of>
   SGL_DEVICE auto keep(const Of& of) const {
-    if constexpr (sgl::details::kGroupSize<Of> != 0) {
-      sgl::details::Grouped<sgl::details::kGroupSize<Of>, details::HeldValues<kHeld>> kept;
+    if constexpr (sgl::details::kIsGrouped<Of>) {
+      sgl::details::Grouped<Of::kGroupSize, details::HeldValues<kHeld>> kept;
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
         if (!m_has_vector(k)) continue;
@@ -808,9 +807,7 @@ struct ProgramRow {
         for (uint32_t k = 0; k < kHeld; ++k)
           if (m_has_vector(k)) sgl::details::accumulate<kMax>(of_vector[k], m_of_vector<kMax>(terms, m_part(k)));
       } else {
-        m_each([&](const auto& part) {
-          sgl::details::accumulate<kMax>(of_vector[0], m_of_vector<kMax>(terms, part));
-        });
+        m_each([&](const auto& part) { sgl::details::accumulate<kMax>(of_vector[0], m_of_vector<kMax>(terms, part)); });
       }
     }
     constexpr sgl::details::Reduce<kMax> op;
@@ -829,7 +826,7 @@ struct ProgramRow {
       });
     } else {
 #pragma unroll
-      for (float& value : reduced.values) value = warp::details::reduce<kThreads>(value, kFullMask, op);
+      for (float& value : reduced.values) value = warp::details::butterfly<kThreads>(value, op);
     }
     return Terms::result(reduced);
   }
@@ -861,7 +858,7 @@ struct ProgramRow {
       }
     }
 #pragma unroll
-    for (auto& vector : grouped.vectors) vector.value = warp::details::reduce<kLanes>(vector.value, kFullMask, op);
+    for (auto& vector : grouped.vectors) vector.value = warp::details::butterfly<kLanes>(vector.value, op);
     return grouped;
   }
 
@@ -883,8 +880,7 @@ struct ProgramRow {
       }
 #pragma unroll
       for (uint32_t k = 0; k < kHeld && !kHoldsForAll; ++k)
-        if (m_has_vector(k))
-          (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors[k]), m_part(k)), ...);
+        if (m_has_vector(k)) (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors[k]), m_part(k)), ...);
     } else {
       m_each([&](const auto& part) {
         const auto vectors = sgl::details::pack(m_computed(sgl::details::get<I>(outputs), part)...);
@@ -918,7 +914,7 @@ struct ProgramRow {
 
   template <int kOperand, typename T, typename Part>
   SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const Part& part) const {
-    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0 || details::kIsStored<kOperand, T>) {
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kIsGrouped<T> || details::kIsStored<kOperand, T>) {
       return Nothing{};
     } else {
       constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
@@ -940,8 +936,8 @@ struct ProgramRow {
 
   template <int kOperand, typename T, typename Vector, typename Part>
   SGL_DEVICE void m_store(const sgl::Bound<kOperand, T>& output, const Vector& vector, const Part& part) const {
-    if constexpr (sgl::details::kGroupSize<T> != 0) {
-      constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
+    if constexpr (sgl::details::kIsGrouped<T>) {
+      constexpr uint32_t kLanes = T::kGroupSize / kElements;
       void* row = m_find(kOperand);
       if (part.index % kLanes != 0 || !m_is_there(kOperand, row)) return;
       const int64_t group = part.index / kLanes;
@@ -1007,17 +1003,7 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
 
 /// Whether a functor has one program for all segments.
 template <typename F, typename Row>
-inline constexpr bool kHasOneProgram = requires(const F& f, const Row& row) { f(row); };
-
-template <uint64_t kFirst, uint64_t... kRest>
-inline constexpr bool kAreEqual = ((kFirst == kRest) && ...);
-
-template <uint64_t kFirst, uint64_t...>
-inline constexpr uint64_t kFirstOf = kFirst;
-
-}  // namespace details
-
-namespace details {
+concept kHasOneProgram = requires(const F& f, const Row& row) { f(row); };
 
 /// The body of a kernel.
 template <
@@ -1027,7 +1013,7 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
   // For the host nvcc would check that a functor, which is for the host too, calls nothing that is for devices alone.
 #if defined(__CUDA_ARCH__) || !defined(__NVCC__)
   constexpr int kSegments = sizeof...(kShapes);
-  constexpr uint64_t kShape = kFirstOf<kShapes...>;
+  constexpr uint64_t kAll[] = {kShapes...}, kShape = kAll[0];
   constexpr uint32_t kOfBlock = sgl::RowShape::of(kShape).blocks > 1;  // a result that the others of the cluster read
   alignas(16) __shared__ float smem[2 * kMostTerms * (kWarpThreads + kOfBlock)];
   if (params.triggers_first) PDLTriggerSecondary();
@@ -1036,7 +1022,7 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
   for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
   const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - params.segments[number].first_block;
   using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
-  if constexpr (kSegments == 1 || (kAreEqual<kShapes...> && kHasOneProgram<F, Row>)) {
+  if constexpr (kSegments == 1 || (((kShapes == kShape) && ...) && kHasOneProgram<F, Row>)) {
     run_segment<kShape, kBlock, kHoldsForAll, kTypes, kPlaces, 0>(f, params.segments[number], block, smem);
   } else {
     [&]<size_t... I>(sgl::details::IndexList<I...>) {

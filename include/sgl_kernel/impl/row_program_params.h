@@ -26,18 +26,18 @@ struct RowPlaceMore {
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
 /// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
-enum : unsigned { kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8 };  // no variables, see device::is_same
+inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
 /// \brief Among these bits: no segment has inner rows.
-enum : unsigned long long { kIsFlat = 1ull << 63 };
+inline constexpr unsigned long long kIsFlat = 1ull << 63;
 /// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
 /// row keeps values in memory of its own.
-enum : unsigned { kIsMap = 1, kKeeps = 2 };
+inline constexpr unsigned kIsMap = 1, kKeeps = 2;
 /// \brief The most operands of a program.
 enum : int { kMostOperands = 15 };
 
 /// \brief The element types of operands, four bits for each operand of a program. A value for each row is of float32,
 /// int32 or int64.
-enum : unsigned {
+enum : unsigned {  // no variables, see device::is_same
   kFp32,
   kFp16,
   kBf16,
