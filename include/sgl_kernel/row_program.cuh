@@ -19,43 +19,8 @@ namespace device {
 namespace details {
 
 template <unsigned kCode>
-struct ElementOf;
-template <>
-struct ElementOf<sgl::kFp32> {
-  using type = fp32_t;
-};
-template <>
-struct ElementOf<sgl::kFp16> {
-  using type = fp16_t;
-};
-template <>
-struct ElementOf<sgl::kBf16> {
-  using type = bf16_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E4M3> {
-  using type = fp8_e4m3_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E5M2> {
-  using type = fp8_e5m2_t;
-};
-template <>
-struct ElementOf<sgl::kInt8> {
-  using type = int8_t;
-};
-template <>
-struct ElementOf<sgl::kUInt8> {
-  using type = uint8_t;
-};
-template <>
-struct ElementOf<sgl::kInt32> {
-  using type = int32_t;
-};
-template <>
-struct ElementOf<sgl::kInt64> {
-  using type = int64_t;
-};
+using ElementOf =
+    sgl::details::TypeAt<kCode, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t, int32_t, int64_t, int8_t, uint8_t>;
 
 /// A vector of a row in registers: `kElements` elements, in words of at most 16 bytes.
 template <typename T, uint32_t kElements>

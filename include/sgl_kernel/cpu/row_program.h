@@ -19,43 +19,8 @@ namespace host::cpu {
 namespace details {
 
 template <unsigned kCode>
-struct ElementOf;
-template <>
-struct ElementOf<sgl::kFp32> {
-  using type = float;
-};
-template <>
-struct ElementOf<sgl::kFp16> {
-  using type = fp16_t;
-};
-template <>
-struct ElementOf<sgl::kBf16> {
-  using type = bf16_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E4M3> {
-  using type = fp8_e4m3_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E5M2> {
-  using type = fp8_e5m2_t;
-};
-template <>
-struct ElementOf<sgl::kInt8> {
-  using type = std::int8_t;
-};
-template <>
-struct ElementOf<sgl::kUInt8> {
-  using type = std::uint8_t;
-};
-template <>
-struct ElementOf<sgl::kInt32> {
-  using type = std::int32_t;
-};
-template <>
-struct ElementOf<sgl::kInt64> {
-  using type = std::int64_t;
-};
+using ElementOf = sgl::details::TypeAt<
+    kCode, float, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t, std::int32_t, std::int64_t, std::int8_t, std::uint8_t>;
 
 /// A part of a row.
 template <int kFloats>

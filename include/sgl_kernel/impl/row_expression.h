@@ -168,13 +168,13 @@ struct AsPair {
 };
 
 template <typename>
-using FloatOf = float;
+SGL_HD float a_float() noexcept;
 
 // Concepts, as NVRTC puts each constant into each cubin, under a name that tells all of its type.
 
 /// Whether `f` of a float of each value is what `Convert` takes.
 template <typename Convert, typename F, typename... Of>
-concept kTakes = requires(const F& f) { Convert::of(f(declare<FloatOf<Of>>()...)); };
+concept kTakes = requires(const F& f) { Convert::of(f(a_float<Of>()...)); };
 
 /// A value that is the same for all elements of a group.
 template <int kSize, typename Of>
@@ -226,7 +226,7 @@ struct Terms : MappedTo<AsTerms, F, Of...> {
   static_assert(
       kTakes<AsTerms, F, Of...>,
       "row.sum, row.max: the function takes a float of each value after it, and returns a float or sgl::Values");
-  using term_t = decltype(declare<const F&>()(declare<FloatOf<Of>>()...));
+  using term_t = decltype(declare<const F&>()(a_float<Of>()...));
   using reduced_t = decltype(AsTerms::of(declare<term_t>()));
   static_assert(reduced_t::kCount <= kMostTerms, "row.sum, row.max: at most four values are reduced at once");
 

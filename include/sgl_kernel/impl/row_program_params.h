@@ -50,6 +50,16 @@ enum : unsigned {  // no variables, see device::is_same
   kNoElement = 15,
 };
 
+namespace details {
+/// One of a list of types: of those of an element, in the order above.
+template <unsigned kCode, typename First, typename... Rest>
+struct TypeAt : TypeAt<kCode - 1, Rest...> {};
+template <typename First, typename... Rest>
+struct TypeAt<0, First, Rest...> {
+  using type = First;
+};
+}  // namespace details
+
 /// \brief The largest magnitude that elements of a type have on both sides of zero; 0 for types that nobody quantises
 /// to.
 SGL_UNCALLED constexpr float largest_of(unsigned code) {
