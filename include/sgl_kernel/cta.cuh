@@ -61,7 +61,7 @@ SGL_DEVICE void all_reduce(T (&values)[N], T* smem, T identity, Op op) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    values[i] = warp::details::reduce<kWarpThreads>(values[i], kFullMask, op);
+    values[i] = warp::details::butterfly<kWarpThreads>(values[i], op);
     if (lane == 0) smem[i * kWarpThreads + threadIdx.x / kWarpThreads] = values[i];
   }
   __syncthreads();
@@ -76,7 +76,7 @@ SGL_DEVICE void all_reduce(T (&values)[N], T* smem, T identity, Op op) {
     } else {
       constexpr uint32_t kLanes = kWarps <= 16 ? 16 : kWarpThreads;
       const uint32_t warp = lane % kLanes;
-      values[i] = warp::details::reduce<kLanes>(warp < num_warps ? of_warps[warp] : identity, kFullMask, op);
+      values[i] = warp::details::butterfly<kLanes>(warp < num_warps ? of_warps[warp] : identity, op);
     }
   }
 }

@@ -205,7 +205,7 @@ SGL_HD float fma(float a, float b, float c) {
 /// \brief Several results of a functor: `return sgl::Values<2>{{a, b}};`.
 template <int N>
 struct Values {
-  static constexpr int kCount = N;
+  enum : int { kCount = N };
   float values[N];
 };
 

@@ -19,66 +19,41 @@ namespace device {
 namespace details {
 
 template <unsigned kCode>
-struct ElementOf;
-template <>
-struct ElementOf<sgl::kFp32> {
-  using type = fp32_t;
-};
-template <>
-struct ElementOf<sgl::kFp16> {
-  using type = fp16_t;
-};
-template <>
-struct ElementOf<sgl::kBf16> {
-  using type = bf16_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E4M3> {
-  using type = fp8_e4m3_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E5M2> {
-  using type = fp8_e5m2_t;
-};
-template <>
-struct ElementOf<sgl::kInt8> {
-  using type = int8_t;
-};
-template <>
-struct ElementOf<sgl::kUInt8> {
-  using type = uint8_t;
-};
-template <>
-struct ElementOf<sgl::kInt32> {
-  using type = int32_t;
-};
-template <>
-struct ElementOf<sgl::kInt64> {
-  using type = int64_t;
-};
+using ElementOf =
+    sgl::details::TypeAt<kCode, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t, int32_t, int64_t, int8_t, uint8_t>;
 
 /// A vector of a row in registers: `kElements` elements, in words of at most 16 bytes.
 template <typename T, uint32_t kElements>
 struct RowVector {
-  static constexpr uint32_t kTogether = kElements % 2 == 0 ? 2 : 1;  // elements that are converted at once
-  static constexpr uint32_t kMost = sgl::kWordBytes / sizeof(T);
-  static constexpr uint32_t kWordElements = kElements < kMost ? kElements : kMost;
-  static constexpr uint32_t kWords = kElements / kWordElements;
+  enum : uint32_t {
+    kTogether = kElements % 2 == 0 ? 2 : 1,  // elements that are converted at once
+    kMost = sgl::kWordBytes / sizeof(T),
+    kWordElements = kElements < kMost ? kElements : kMost,
+    kWords = kElements / kWordElements,
+    kWordUnits = kWordElements / kTogether,
+    kUnits = kElements / kTogether,
+  };
   using Unit = conditional_t<kTogether == 2, packed_t<T>, T>;
-
-  static constexpr uint32_t kUnits = kWordElements / kTogether;  // of a word
   // CUDA's types of 16 bits are copied by functions, which the compiler would instantiate and inline every time.
   using Bits = conditional_t<sizeof(T) == 2, Word<sizeof(Unit)>, Unit>;
+  using word_t = Word<sizeof(T) * kWordElements>;
 
-  AlignedVector<Bits, kUnits> words[kWords];
+  alignas(word_t) Bits units[kUnits];
 
   SGL_DEVICE void load(const void* row, int64_t index) {
 #pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) words[i].load(row, index * kWords + i);
+    for (uint32_t i = 0; i < kWords; ++i) {
+      const word_t word = static_cast<const word_t*>(row)[index * kWords + i];
+      memcpy(units + i * kWordUnits, &word, sizeof(word));
+    }
   }
   SGL_DEVICE void store(void* row, int64_t index) const {
 #pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) words[i].store(row, index * kWords + i);
+    for (uint32_t i = 0; i < kWords; ++i) {
+      word_t word;
+      memcpy(&word, units + i * kWordUnits, sizeof(word));
+      static_cast<word_t*>(row)[index * kWords + i] = word;
+    }
   }
   /// The first `count` elements.
   SGL_DEVICE void load(const void* row, int64_t index, uint32_t count) {
@@ -87,11 +62,11 @@ struct RowVector {
     for (uint32_t i = 0; i < kElements; ++i) {
       if (i < count) elements[i] = static_cast<const T*>(row)[index * kElements + i];
     }
-    memcpy(&words, &elements, sizeof(elements));
+    memcpy(&units, &elements, sizeof(elements));
   }
   SGL_DEVICE void store(void* row, int64_t index, uint32_t count) const {
     T elements[kElements];
-    memcpy(&elements, &words, sizeof(elements));
+    memcpy(&elements, &units, sizeof(elements));
 #pragma unroll
     for (uint32_t i = 0; i < kElements; ++i) {
       if (i < count) static_cast<T*>(row)[index * kElements + i] = elements[i];
@@ -101,33 +76,31 @@ struct RowVector {
   SGL_DEVICE RowVector forgotten() const {
     auto result = *this;
 #pragma unroll
-    for (auto& vector : result.words) {
-#pragma unroll
-      for (uint32_t i = 0; i < kUnits; ++i) ptx::forget(vector[i]);
-    }
+    for (auto& unit : result.units) ptx::forget(unit);
     return result;
   }
   SGL_DEVICE void get(long long j, float (&floats)[kTogether]) const {
     Unit unit;
-    memcpy(&unit, &words[j / kUnits][j % kUnits], sizeof(unit));
+    memcpy(&unit, &units[j], sizeof(unit));
     if constexpr (kTogether == 2) {
-      const auto wide = cast<fp32x2_t>(unit);
+      const float2 wide = to_fp32x2(unit);
       floats[0] = wide.x;
       floats[1] = wide.y;
     } else {
-      floats[0] = cast<fp32_t>(unit);
+      floats[0] = to_fp32(unit);
     }
   }
   SGL_DEVICE void set(long long j, const float (&floats)[kTogether]) {
     Unit unit;
-    if constexpr (kTogether == 2) unit = cast<Unit>(fp32x2_t{floats[0], floats[1]});
+    if constexpr (kTogether == 2) unit = dtype_trait<Unit>::from(fp32x2_t{floats[0], floats[1]});
     else unit = cast<Unit>(floats[0]);
-    memcpy(&words[j / kUnits][j % kUnits], &unit, sizeof(unit));
+    memcpy(&units[j], &unit, sizeof(unit));
   }
 };
 
 /// A part of a row: a vector of one thread.
 struct RowPart {
+  enum : bool { kIsElement = false };
   uint32_t held;  ///< which of the thread's vectors
   int64_t index;  ///< its number in the row
 };
@@ -137,14 +110,16 @@ struct PeeledPart : RowPart {
   int64_t head;
 };
 /// One element, before the first such vector or behind the last; `index` is its number in the row.
-struct RowElement : RowPart {};
+struct RowElement : RowPart {
+  enum : bool { kIsElement = true };
+};
 
 /// An operand's elements, in registers from the beginning on.
 template <typename T, uint32_t kElements, uint32_t kHeld>
 struct HeldRow {
   // With several vectors the compiler would keep the elements as floats from one pass to the next, in twice the
   // registers.
-  static constexpr bool kStaysPacked = kHeld > 2 && sizeof(T) == 2 && kElements % 2 == 0;
+  enum : bool { kStaysPacked = kHeld > 2 && sizeof(T) == 2 && kElements % 2 == 0 };
 
   RowVector<T, kElements> vectors[kHeld];
 
@@ -219,12 +194,11 @@ struct KeptRow {
 
 /// The same of values that have been stored to an operand.
 template <int kOperand, uint32_t kElements, uint32_t kHeld>
-struct StoredRow : KeptRow<kElements, kHeld> {};
-
+struct StoredRow : KeptRow<kElements, kHeld> {
+  enum : int { kStoredTo = kOperand };
+};
 template <int kOperand, typename T>
-inline constexpr bool kIsStored = false;
-template <int kOperand, uint32_t kElements, uint32_t kHeld>
-inline constexpr bool kIsStored<kOperand, StoredRow<kOperand, kElements, kHeld>> = true;
+concept kIsStored = T::kStoredTo == kOperand;
 
 /// A value for each vector of a row, in registers.
 template <uint32_t kHeld>
@@ -268,20 +242,27 @@ template <int kOperands, uint64_t kShape, bool kHoldsForAll, uint64_t kTypes, ui
 struct ProgramRow {
  private:
   static constexpr sgl::RowShape kRow = sgl::RowShape::of(kShape);
-  static constexpr int64_t kColumns = kRow.columns, kPaired = kRow.paired;
-  static constexpr uint32_t kElements = kRow.elements, kThreads = kRow.threads;
-  static constexpr bool kIsHeld = kColumns > 0, kIsMap = kRow.is_map;
-  static constexpr uint32_t kVectors = kColumns / kElements;
-  static constexpr uint32_t kBlocks = kRow.blocks, kAllThreads = kBlocks * kThreads;
-  static constexpr uint32_t kHeld = kIsHeld ? div_ceil(kVectors, kAllThreads) : 1;
-  static constexpr uint32_t kTogether = kElements % 2 == 0 ? 2 : 1;
-  static constexpr uint32_t kUnits = kElements / kTogether;
-  static constexpr uint32_t kHalfHeld =
-      kIsMap ? 0 : kPaired / 2 / kElements / kThreads;  // where i makes a pair with i + kPaired / 2
-  static constexpr bool kAllHaveRows = kIsMap || kThreads >= kWarpThreads;
-  static constexpr bool kIsPeeled = !kIsMap && !kIsHeld && kRow.has_tail;
-  template <typename Part>
-  static constexpr uint32_t kElementsOf = details::is_same<Part, details::RowElement> ? 1 : kElements;
+  enum : uint32_t {
+    kColumns = kRow.columns,
+    kPaired = kRow.paired,
+    kElements = kRow.elements,
+    kThreads = kRow.threads,
+    kVectors = kColumns / kElements,
+    kBlocks = kRow.blocks,
+    kAllThreads = kBlocks * kThreads,
+    kHeld = kColumns > 0 ? div_ceil(kVectors, kAllThreads) : 1,
+    kTogether = kElements % 2 == 0 ? 2 : 1,
+    kUnits = kElements / kTogether,
+    kHalfHeld = kRow.is_map ? 0 : kPaired / 2 / kElements / kThreads,  // where i makes a pair with i + kPaired / 2
+  };
+  enum : bool {
+    kIsHeld = kColumns > 0,
+    kIsMap = kRow.is_map,
+    kAllHaveRows = kIsMap || kThreads >= kWarpThreads,
+    kHasTail = kIsMap && kRow.has_tail,
+    kIsPeeled = !kIsMap && !kIsHeld && kRow.has_tail,
+    kHasIndexes = (kPlaces & 0x333333333333333) != 0,
+  };
   static_assert(kColumns % kElements == 0, "row_program: a row must be a whole number of vectors");
 
   template <int kOperand>
@@ -304,7 +285,9 @@ struct ProgramRow {
   /// \brief Waits for the kernel before this one, and reads the indexes of the row: all at once, as rows wait for them.
   SGL_DEVICE void begin() {
     PDLWaitPrimary();
-    m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
+    if constexpr (kHasIndexes) {
+      m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
+    }
   }
 
   /// \brief The number of elements.
@@ -325,15 +308,22 @@ struct ProgramRow {
   SGL_DEVICE auto operator[](sgl::Operand<kOperand>) const {
     using T = element_t<kOperand>;
     static_assert(!has(kOperand, sgl::kOneValue), "row[x] is for rows: row.value(x) is the value of an operand");
-    const void* row = m_find<kOperand>();
+    const void* row = m_find(kOperand);
     if constexpr (kIsMap || (kIsHeld && (kHoldsForAll || !has(kOperand, sgl::kForAll)))) {
       details::HeldRow<T, kElements, kHeld> held;
-      if (m_is_there<kOperand>(row)) {
-        m_each([&](const auto& part) {
-          auto& vector = held.vectors[part.held];
-          if (m_is_whole(part)) vector.load(row, part.index);
-          else vector.load(row, part.index, m_tail());
-        });
+      if (m_is_there(kOperand, row)) {
+#pragma unroll
+        for (uint32_t k = 0; k < kHeld; ++k) {
+          if (!m_has_vector(k)) continue;
+          const auto part = m_part(k);
+          if constexpr (kHasTail) {
+            if (m_count(part) != kElements) {
+              held.vectors[k].load(row, part.index, m_count(part));
+              continue;
+            }
+          }
+          held.vectors[k].load(row, part.index);
+        }
       }
       return held;
     } else {
@@ -345,13 +335,15 @@ struct ProgramRow {
   /// there.
   template <typename Of>
   SGL_DEVICE auto keep(const Of& of) const {
-    if constexpr (sgl::details::kGroupSize<Of> != 0) {
-      sgl::details::Grouped<sgl::details::kGroupSize<Of>, details::HeldValues<kHeld>> kept;
-      m_each([&](const auto& part) {
+    if constexpr (sgl::details::kIsGrouped<Of>) {
+      sgl::details::Grouped<Of::kGroupSize, details::HeldValues<kHeld>> kept;
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k) {
+        if (!m_has_vector(k)) continue;
         float floats[1];
-        of.open(part).get(0, floats);
-        kept.vectors[part.held].value = floats[0];
-      });
+        of.open(m_part(k)).get(0, floats);
+        kept.vectors[k].value = floats[0];
+      }
       return kept;
     } else if constexpr (kIsHeld) {
       details::KeptRow<kElements, kHeld> kept;
@@ -371,7 +363,9 @@ struct ProgramRow {
       m_keep(of, kept);
       if (m_has_row) {
         const auto output = operand = static_cast<const details::KeptRow<kElements, kHeld>&>(kept);
-        m_each([&](const auto& part) { m_store(output, m_computed(output, part), part); });
+#pragma unroll
+        for (uint32_t k = 0; k < kHeld; ++k)
+          if (m_has_vector(k)) m_store(output, m_computed(output, m_part(k)), m_part(k));
       }
       return kept;
     } else {
@@ -388,7 +382,7 @@ struct ProgramRow {
     details::HeldPairs<Order, T, kOwn, kInVector ? kHeld : kHalfHeld> pairs;
     const int64_t length = kPaired / 2;
     (void)count;
-    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find<kOperand>())) + index * length;
+    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find(kOperand))) + index * length;
     m_each([&](const auto& part) {
       if (kInVector ? part.index * kElements < kPaired : part.held < kHalfHeld) {
         if (m_always_has(kOperand) || m_has_row)
@@ -445,8 +439,8 @@ struct ProgramRow {
   /// \brief One element of an operand, in each thread that asks.
   template <int kOperand>
   SGL_DEVICE float at(sgl::Operand<kOperand>, int64_t column) const {
-    const void* row = m_find<kOperand>();
-    return m_is_there<kOperand>(row) ? cast<fp32_t>(static_cast<const element_t<kOperand>*>(row)[column]) : 0.0f;
+    const void* row = m_find(kOperand);
+    return m_is_there(kOperand, row) ? cast<fp32_t>(static_cast<const element_t<kOperand>*>(row)[column]) : 0.0f;
   }
 
   /// \brief The value that an operand has for this row.
@@ -454,8 +448,8 @@ struct ProgramRow {
   SGL_DEVICE auto value(sgl::Operand<kOperand>) const {
     static_assert(has(kOperand, sgl::kOneValue), "row.value(x) is for operands with one value for each row");
     using T = element_t<kOperand>;
-    const void* place = m_find<kOperand>();
-    return m_is_there<kOperand>(place) ? *static_cast<const T*>(place) : T{};
+    const void* place = m_find(kOperand);
+    return m_is_there(kOperand, place) ? *static_cast<const T*>(place) : T{};
   }
 
   /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.
@@ -475,7 +469,7 @@ struct ProgramRow {
     if (m_has_row) {
       m_each([&, monoid]<typename Part>(const Part& part) {
         const auto& opened = of.open(part);
-        constexpr uint32_t kOfPart = kElementsOf<Part>, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
+        constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
 #pragma unroll
         for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
           float floats[kAtOnce];
@@ -541,7 +535,7 @@ struct ProgramRow {
     if constexpr (kIsHeld && kThreads > kWarpThreads && kVectors >= kWarpThreads && sizeof(T) < sizeof(float)) {
       const uint32_t lane = threadIdx.x % kWarpThreads;
       details::HeldRow<T, kElements, 1> held;
-      held.vectors[0].load(m_find<kOperand>(), lane);
+      held.vectors[0].load(m_find(kOperand), lane);
       m_trigger();
       const auto terms = sgl::details::terms([](float v) { return v; }, held);
       const auto sum = m_of_vector<false>(terms, details::RowPart{0, lane});
@@ -567,7 +561,7 @@ struct ProgramRow {
   SGL_DEVICE void finish(const sgl::Stores<Output...>& stores) const {
     if constexpr (!kIsMap) m_trigger();  // a map's next kernel would take issue slots from this one
     if (!m_has_row) return;
-    m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
+    m_finish(stores.outputs);
 #if SGL_ARCH_HOPPER_OR_GREATER
     if constexpr (kBlocks > 1) ptx::cluster_sync();  // the others read this block's shared memory
 #endif
@@ -638,43 +632,50 @@ struct ProgramRow {
   }
 
   /// Whether this thread has the row of an operand that begins there.
-  template <int kOperand>
-  SGL_DEVICE bool m_is_there(const void* row) const {
-    if constexpr (m_is_indexed(kOperand)) return row != nullptr;
-    else return m_always_has(kOperand) || m_has_row;
+  SGL_DEVICE bool m_is_there(int operand, const void* row) const {
+    return m_is_indexed(operand) ? row != nullptr : m_always_has(operand) || m_has_row;
   }
 
-  SGL_DEVICE bool m_is_whole(const details::RowPart& part) const {
-    return !kIsMap || !kRow.has_tail || part.index != m_segment.vectors - 1;
+  /// Whether vector number `k` of this thread is one of the row.
+  SGL_DEVICE bool m_has_vector(uint32_t k) const {
+    return kIsMap || (k + 1) * kAllThreads <= kVectors || m_part(k).index < kVectors;
   }
-  /// The elements of a row's last vector.
-  SGL_DEVICE uint32_t m_tail() const {
-    return static_cast<uint32_t>(m_segment.columns) % kElements;
+  SGL_DEVICE details::RowPart m_part(uint32_t k) const {
+    if constexpr (kIsMap) return {0, m_thread};
+    else return {k, k * kAllThreads + static_cast<uint32_t>(m_thread)};
+  }
+
+  /// The elements of a vector: fewer in the last one of a map's row.
+  SGL_DEVICE uint32_t m_count(const details::RowPart& part) const {
+    return part.index == m_segment.vectors - 1 ? static_cast<uint32_t>(m_segment.columns) % kElements : kElements;
   }
 
   /// The index of this row for an operand. The compiler drops those that the program does not use.
-  template <int kOperand>
-  SGL_DEVICE int64_t m_index_of() const {
-    const void* index = m_segment.more[kOperand].index;
+  SGL_DEVICE int64_t m_index_of(int operand) const {
+    const void* index = m_segment.more[operand].index;
     // A segment that does not use the operand has none.
-    if (!m_is_indexed(kOperand) || !m_has_row || index == nullptr) return -1;
-    using Index = details::conditional_t<has(kOperand, sgl::kIndexed), int32_t, int64_t>;
-    return static_cast<const Index*>(index)[m_outer];
+    if (!m_is_indexed(operand) || !m_has_row || index == nullptr) return -1;
+    if (has(operand, sgl::kIndexed)) return static_cast<const int32_t*>(index)[m_outer];
+    return static_cast<const int64_t*>(index)[m_outer];
   }
+
   template <size_t... I>
   SGL_DEVICE void m_read_indexes(sgl::details::IndexList<I...>) {
-    ((m_indexes[I] = m_index_of<I>()), ...);
+    ((m_indexes[I] = m_index_of(I)), ...);
   }
 
   /// Where the row of an operand begins; null if there is none.
-  template <int kOperand>
-  SGL_DEVICE void* m_find() const {
-    const auto& place = m_segment.places[kOperand];
-    if constexpr (has(kOperand, sgl::kForAll)) return place.data;
-    const int64_t outer = m_is_indexed(kOperand) ? m_indexes[kOperand] : m_outer;
-    if (m_is_indexed(kOperand) && outer < 0) return nullptr;
-    if constexpr ((kPlaces & sgl::kIsFlat) != 0) return pointer::offset(place.data, outer * place.stride);
-    else return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
+  SGL_DEVICE void* m_find(int operand) const {
+    const auto& place = m_segment.places[operand];
+    if (has(operand, sgl::kForAll)) return place.data;
+    int64_t outer = m_outer;
+    if constexpr (kHasIndexes) {
+      if (m_is_indexed(operand)) outer = m_indexes[operand];
+      if (m_is_indexed(operand) && outer < 0) return nullptr;
+    }
+    char* row = static_cast<char*>(place.data) + outer * place.stride;
+    if constexpr ((kPlaces & sgl::kIsFlat) == 0) row += m_inner * place.inner_stride;
+    return row;
   }
 
   /// The number of a part's first element.
@@ -699,18 +700,14 @@ struct ProgramRow {
   /// Calls `body(part)` for each vector of this thread, and for its elements without one.
   template <typename Body>
   SGL_DEVICE void m_each(const Body& body) const {
-    if constexpr (kIsMap) {
-      body(details::RowPart{0, m_thread});
-    } else if constexpr (kIsHeld) {
+    if constexpr (kIsMap || kIsHeld) {
 #pragma unroll
-      for (uint32_t k = 0; k < kHeld; ++k) {
-        const uint32_t index = k * kAllThreads + static_cast<uint32_t>(m_thread);
-        if ((k + 1) * kAllThreads <= kVectors || index < kVectors) body(details::RowPart{k, index});
-      }
+      for (uint32_t k = 0; k < kHeld; ++k)
+        if (m_has_vector(k)) body(m_part(k));
     } else if constexpr (kIsPeeled) {
       constexpr int kOperand = m_peeled_operand();
       constexpr uint32_t kBytes = sizeof(element_t<kOperand>);
-      const auto address = reinterpret_cast<uintptr_t>(m_find<kOperand>());
+      const auto address = reinterpret_cast<uintptr_t>(m_find(kOperand));
       const int64_t before = -address % (kElements * kBytes) / kBytes;
       const int64_t head = before < m_segment.columns ? before : m_segment.columns;
       const int64_t vectors = (m_segment.columns - head) / kElements;
@@ -726,22 +723,24 @@ struct ProgramRow {
 
   template <typename Of, typename Kept>
   SGL_DEVICE void m_keep(const Of& of, Kept& kept) const {
-    m_each([&](const auto& part) {
-      const auto& opened = of.open(part);
+#pragma unroll
+    for (uint32_t k = 0; k < kHeld; ++k) {
+      if (!m_has_vector(k)) continue;
+      const auto& opened = of.open(m_part(k));
 #pragma unroll
       for (uint32_t j = 0; j < kUnits; ++j) {
         float floats[kTogether];
         opened.get(j, floats);
 #pragma unroll
-        for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[part.held].floats[j * kTogether + n] = floats[n];
+        for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[k].floats[j * kTogether + n] = floats[n];
       }
-    });
+    }
   }
 
   /// The reduced terms of one vector.
   template <bool kMax, typename Terms, typename Part>
   SGL_DEVICE auto m_of_vector(const Terms& terms, const Part& part) const {
-    constexpr uint32_t kOfPart = kElementsOf<Part>, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
+    constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
     const auto opened = terms.open(part);
     typename Terms::reduced_t of_unit[kAtOnce];  // two chains: an addition takes four cycles
 #pragma unroll
@@ -768,9 +767,13 @@ struct ProgramRow {
 #pragma unroll
     for (auto& one : of_vector) one = identity;
     if (m_has_row) {
-      m_each([&](const auto& part) {
-        sgl::details::accumulate<kMax>(of_vector[part.held], m_of_vector<kMax>(terms, part));
-      });
+      if constexpr (kIsHeld) {
+#pragma unroll
+        for (uint32_t k = 0; k < kHeld; ++k)
+          if (m_has_vector(k)) sgl::details::accumulate<kMax>(of_vector[k], m_of_vector<kMax>(terms, m_part(k)));
+      } else {
+        m_each([&](const auto& part) { sgl::details::accumulate<kMax>(of_vector[0], m_of_vector<kMax>(terms, part)); });
+      }
     }
     constexpr sgl::details::Reduce<kMax> op;
 #pragma unroll
@@ -788,7 +791,7 @@ struct ProgramRow {
       });
     } else {
 #pragma unroll
-      for (float& value : reduced.values) value = warp::details::reduce<kThreads>(value, kFullMask, op);
+      for (float& value : reduced.values) value = warp::details::butterfly<kThreads>(value, op);
     }
     return Terms::result(reduced);
   }
@@ -805,9 +808,11 @@ struct ProgramRow {
 #pragma unroll
     for (auto& vector : grouped.vectors) vector.value = sgl::details::kIdentity<kMax>;
     if (m_has_row) {
-      m_each([&](const auto& part) {
-        const auto opened = terms.open(part);
-        float& value = grouped.vectors[part.held].value;
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k) {
+        if (!m_has_vector(k)) continue;
+        const auto opened = terms.open(m_part(k));
+        float& value = grouped.vectors[k].value;
 #pragma unroll
         for (uint32_t j = 0; j < kUnits; ++j) {
           sgl::Values<1> found[kTogether];
@@ -815,30 +820,37 @@ struct ProgramRow {
 #pragma unroll
           for (const auto& one : found) value = op(value, one.values[0]);
         }
-      });
+      }
     }
 #pragma unroll
-    for (auto& vector : grouped.vectors) vector.value = warp::details::reduce<kLanes>(vector.value, kFullMask, op);
+    for (auto& vector : grouped.vectors) vector.value = warp::details::butterfly<kLanes>(vector.value, op);
     return grouped;
   }
 
-  template <typename Outputs, size_t... I>
-  SGL_DEVICE void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
-    (m_store_value(sgl::details::get<I>(outputs)), ...);
+  template <size_t... I, int... kOperand, typename... T>
+  SGL_DEVICE void m_finish(
+      const sgl::details::PackOf<sgl::details::IndexList<I...>, sgl::Bound<kOperand, T>...>& outputs) const {
+    if constexpr ((sgl::details::kIsNumber<T> || ...)) (m_store_value(sgl::details::get<I>(outputs)), ...);
     // All outputs of a vector are computed before the first is stored, as an output may be an input.
-    const auto computed = [&](const auto& part) {
-      return sgl::details::pack(m_computed(sgl::details::get<I>(outputs), part)...);
-    };
-    const auto store = [&](const auto& vectors, const auto& part) {
-      (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors), part), ...);
-    };
-    if constexpr (kIsHeld && !kHoldsForAll) {
+    if constexpr (kIsHeld) {
       // Rows for all are loaded here, all before the first store, which the compiler must take for one to their memory.
-      decltype(computed(details::RowPart{})) vectors[kHeld];
-      m_each([&](const auto& part) { vectors[part.held] = computed(part); });
-      m_each([&](const auto& part) { store(vectors[part.held], part); });
+      using Computed = decltype(sgl::details::pack(m_computed(sgl::details::get<I>(outputs), details::RowPart{})...));
+      Computed vectors[kHeld];
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k) {
+        if (!m_has_vector(k)) continue;
+        vectors[k] = {{m_computed(sgl::details::get<I>(outputs), m_part(k))}...};
+        if constexpr (kHoldsForAll)
+          (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors[k]), m_part(k)), ...);
+      }
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld && !kHoldsForAll; ++k)
+        if (m_has_vector(k)) (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors[k]), m_part(k)), ...);
     } else {
-      m_each([&](const auto& part) { store(computed(part), part); });
+      m_each([&](const auto& part) {
+        const auto vectors = sgl::details::pack(m_computed(sgl::details::get<I>(outputs), part)...);
+        (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors), part), ...);
+      });
     }
   }
 
@@ -847,8 +859,8 @@ struct ProgramRow {
     if constexpr (sgl::details::kIsListed<T>) {
       using U = element_t<kOperand>;
       const auto& [f, list] = output.value;
-      void* place = m_find<kOperand>();
-      if (!m_is_there<kOperand>(place)) return;
+      void* place = m_find(kOperand);
+      if (!m_is_there(kOperand, place)) return;
       const auto distance = m_segment.more[kOperand].group_stride;
 #pragma unroll
       for (int k = 0; k < static_cast<int>(sizeof(list.states) / sizeof(list.states[0])); ++k) {
@@ -857,8 +869,8 @@ struct ProgramRow {
       }
     } else if constexpr (sgl::details::kIsNumber<T>) {
       static_assert(has(kOperand, sgl::kOneValue), "a number is stored to an operand with one value for each row");
-      void* place = m_find<kOperand>();
-      if (m_thread == 0 && m_is_there<kOperand>(place))
+      void* place = m_find(kOperand);
+      if (m_thread == 0 && m_is_there(kOperand, place))
         *static_cast<element_t<kOperand>*>(place) = static_cast<element_t<kOperand>>(output.value);
     }
   }
@@ -867,10 +879,10 @@ struct ProgramRow {
 
   template <int kOperand, typename T, typename Part>
   SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const Part& part) const {
-    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0 || details::kIsStored<kOperand, T>) {
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kIsGrouped<T> || details::kIsStored<kOperand, T>) {
       return Nothing{};
     } else {
-      constexpr uint32_t kOfPart = kElementsOf<Part>, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
+      constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
       details::RowVector<element_t<kOperand>, kOfPart> vector;
       const auto opened = output.value.open(part);
       if constexpr (device::details::is_same<decltype(opened), const decltype(vector)>) {
@@ -889,10 +901,10 @@ struct ProgramRow {
 
   template <int kOperand, typename T, typename Vector, typename Part>
   SGL_DEVICE void m_store(const sgl::Bound<kOperand, T>& output, const Vector& vector, const Part& part) const {
-    if constexpr (sgl::details::kGroupSize<T> != 0) {
-      constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
-      void* row = m_find<kOperand>();
-      if (part.index % kLanes != 0 || !m_is_there<kOperand>(row)) return;
+    if constexpr (sgl::details::kIsGrouped<T>) {
+      constexpr uint32_t kLanes = T::kGroupSize / kElements;
+      void* row = m_find(kOperand);
+      if (part.index % kLanes != 0 || !m_is_there(kOperand, row)) return;
       const int64_t group = part.index / kLanes;
       void* place = has(kOperand, sgl::kOneValue)
                         ? pointer::offset(row, group / 4 * m_segment.places[kOperand].inner_stride, group % 4)
@@ -901,12 +913,14 @@ struct ProgramRow {
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
     } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
-      void* row = m_find<kOperand>();
-      if (!m_is_there<kOperand>(row)) return;
+      void* row = m_find(kOperand);
+      if (!m_is_there(kOperand, row)) return;
       if constexpr (details::is_same<Part, details::PeeledPart>)
         row = static_cast<element_t<kOperand>*>(row) + part.head;
-      if (m_is_whole(part)) vector.store(row, part.index);
-      else vector.store(row, part.index, m_tail());
+      if constexpr (kHasTail) {
+        if (m_count(part) != kElements) return vector.store(row, part.index, m_count(part));
+      }
+      vector.store(row, part.index);
     }
   }
 
@@ -937,33 +951,24 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
         segment.vector_inverse == 0 ? vector : static_cast<int64_t>(__umul64hi(vector, segment.vector_inverse));
     Row view(segment, row, vector - row * segment.vectors, smem);
     view.begin();
-    return view.finish(sgl::details::run_segment<kNumber>(f, view));
+    view.finish(sgl::details::run_segment<kNumber>(f, view));
+  } else {
+    constexpr uint32_t kThreads = kRow.threads;
+    // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
+    // thread.
+    constexpr bool kIsBlock = kBlock == kThreads;
+    const int64_t row = kIsBlock ? block / kRow.blocks : block * (kBlock / kThreads) + threadIdx.x / kThreads;
+    if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of part of a warp take part in reductions
+    const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
+    Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
+    view.begin();
+    view.finish(sgl::details::run_segment<kNumber>(f, view));
   }
-  constexpr uint32_t kThreads = kRow.is_map ? kBlock : kRow.threads;
-  // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
-  // thread.
-  constexpr bool kIsBlock = kBlock == kThreads;
-  const int64_t row = kIsBlock ? block / kRow.blocks : block * (kBlock / kThreads) + threadIdx.x / kThreads;
-  if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of a part of a warp take part in reductions
-  const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
-  Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
-  view.begin();
-  view.finish(sgl::details::run_segment<kNumber>(f, view));
 }
 
 /// Whether a functor has one program for all segments.
 template <typename F, typename Row>
-inline constexpr bool kHasOneProgram = requires(const F& f, const Row& row) { f(row); };
-
-template <uint64_t kFirst, uint64_t... kRest>
-inline constexpr bool kAreEqual = ((kFirst == kRest) && ...);
-
-template <uint64_t kFirst, uint64_t...>
-inline constexpr uint64_t kFirstOf = kFirst;
-
-}  // namespace details
-
-namespace details {
+concept kHasOneProgram = requires(const F& f, const Row& row) { f(row); };
 
 /// The body of a kernel.
 template <
@@ -973,7 +978,7 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
   // For the host nvcc would check that a functor, which is for the host too, calls nothing that is for devices alone.
 #if defined(__CUDA_ARCH__) || !defined(__NVCC__)
   constexpr int kSegments = sizeof...(kShapes);
-  constexpr uint64_t kShape = kFirstOf<kShapes...>;
+  constexpr uint64_t kAll[] = {kShapes...}, kShape = kAll[0];
   constexpr uint32_t kOfBlock = sgl::RowShape::of(kShape).blocks > 1;  // a result that the others of the cluster read
   alignas(16) __shared__ float smem[2 * kMostTerms * (kWarpThreads + kOfBlock)];
   if (params.triggers_first) PDLTriggerSecondary();
@@ -982,7 +987,7 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
   for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
   const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - params.segments[number].first_block;
   using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
-  if constexpr (kSegments == 1 || (kAreEqual<kShapes...> && kHasOneProgram<F, Row>)) {
+  if constexpr (kSegments == 1 || (((kShapes == kShape) && ...) && kHasOneProgram<F, Row>)) {
     run_segment<kShape, kBlock, kHoldsForAll, kTypes, kPlaces, 0>(f, params.segments[number], block, smem);
   } else {
     [&]<size_t... I>(sgl::details::IndexList<I...>) {

@@ -219,9 +219,9 @@ struct RoleRow {
   template <int... kIndex, typename... T>
   [[gnu::always_inline]] void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
     ((roles.writes_list |= unsigned{sgl::details::kIsListed<T>} << kIndex), ...);
-    ((sgl::details::kIsNumber<T>         ? roles.writes_value |= 1u << kIndex
-      : sgl::details::kGroupSize<T> != 0 ? roles.writes_groups |= 1u << kIndex
-                                         : roles.writes |= 1u << kIndex),
+    ((sgl::details::kIsNumber<T>    ? roles.writes_value |= 1u << kIndex
+      : sgl::details::kIsGrouped<T> ? roles.writes_groups |= 1u << kIndex
+                                    : roles.writes |= 1u << kIndex),
      ...);
   }
 

@@ -26,8 +26,7 @@
 #if defined(__CUDACC_RTC__)
 #define SGL_OFFSET_OF(TYPE, FIELD) ((unsigned long)__INTADDR__(&((TYPE*)0)->FIELD))  // NVRTC has no offsetof
 #else
-#include <cstddef>
-#define SGL_OFFSET_OF(TYPE, FIELD) offsetof(TYPE, FIELD)
+#define SGL_OFFSET_OF(TYPE, FIELD) __builtin_offsetof(TYPE, FIELD)
 #endif
 
 namespace sgl {

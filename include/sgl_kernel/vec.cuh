@@ -39,9 +39,9 @@ struct WordOf<16> {
 /// Whether a vector of `T` may lie where the pointer to `U` leads: SGLang's take any pointer.
 template <typename T, typename U>
 #if defined(SGL_COMPAT)
-inline constexpr bool may_point_to = true;
+concept may_point_to = true;
 #else
-inline constexpr bool may_point_to = is_any_of<U, T, void>;
+concept may_point_to = is_any_of<U, T, void>;
 #endif
 
 }  // namespace details

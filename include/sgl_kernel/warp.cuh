@@ -24,6 +24,15 @@ namespace details {
 template <typename T>
 concept Shuffleable = requires(T value) { __shfl_xor_sync(kFullMask, value, 1); };
 
+/// Of all lanes, which call together.
+template <uint32_t kThreads, typename T, typename Op>
+SGL_DEVICE T butterfly(T value, Op op) {
+#pragma unroll
+  for (uint32_t distance = kThreads / 2; distance > 0; distance /= 2)
+    value = op(value, __shfl_xor_sync(kFullMask, value, static_cast<int>(distance)));
+  return value;
+}
+
 template <uint32_t kThreads, typename T, typename Op>
 SGL_DEVICE T reduce(T value, uint32_t active_mask, Op op) {
   static_assert(
@@ -31,12 +40,7 @@ SGL_DEVICE T reduce(T value, uint32_t active_mask, Op op) {
       "warp reductions: the group size must be a power of two of at most 32 lanes");
   static_assert(
       Shuffleable<T>, "warp reductions take a type that shuffles: 32- or 64-bit numbers, fp16, bf16 and their pairs");
-  if (active_mask == kFullMask) {
-#pragma unroll
-    for (uint32_t distance = kThreads / 2; distance > 0; distance /= 2)
-      value = op(value, __shfl_xor_sync(kFullMask, value, static_cast<int>(distance)));
-    return value;
-  }
+  if (active_mask == kFullMask) return butterfly<kThreads>(value, op);
   // A butterfly would read inactive lanes. Visit the group's lanes one by one instead, in the same order for each lane,
   // so that all get the same bits.
   uint32_t members = active_mask;

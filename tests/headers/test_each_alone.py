@@ -119,10 +119,10 @@ def test_inline_ptx_is_in_one_place(header: str) -> None:
 # The lines that every build of a family reads, blank ones left out: of our own headers, and of others. Those of others
 # change by less than a tenth from one version of a compiler to the next. What nvcc adds to every file is left out.
 BUDGETS = {
-    "device": ("#include <sgl_kernel/row_program.h>\n", 2_050, 7_000),
-    "host": ("#include <sgl_kernel/export.h>\n#include <sgl_kernel/row_program.h>\n", 3_200, 3_500),
+    "device": ("#include <sgl_kernel/row_program.h>\n", 1_950, 7_000),
+    "host": ("#include <sgl_kernel/export.h>\n#include <sgl_kernel/row_program.h>\n", 3_100, 3_500),
 }
-MOST_LINES = 11_450  # of all headers but those of ports
+MOST_LINES = 11_400  # of all headers but those of ports
 ADVICE = (
     "every build would take longer. Find what came in (-H names each header), and include less or write less; if the "
     "lines are worth it, measure them with bench/header_weight.py, and raise the limit here"

@@ -19,43 +19,8 @@ namespace host::cpu {
 namespace details {
 
 template <unsigned kCode>
-struct ElementOf;
-template <>
-struct ElementOf<sgl::kFp32> {
-  using type = float;
-};
-template <>
-struct ElementOf<sgl::kFp16> {
-  using type = fp16_t;
-};
-template <>
-struct ElementOf<sgl::kBf16> {
-  using type = bf16_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E4M3> {
-  using type = fp8_e4m3_t;
-};
-template <>
-struct ElementOf<sgl::kFp8E5M2> {
-  using type = fp8_e5m2_t;
-};
-template <>
-struct ElementOf<sgl::kInt8> {
-  using type = std::int8_t;
-};
-template <>
-struct ElementOf<sgl::kUInt8> {
-  using type = std::uint8_t;
-};
-template <>
-struct ElementOf<sgl::kInt32> {
-  using type = std::int32_t;
-};
-template <>
-struct ElementOf<sgl::kInt64> {
-  using type = std::int64_t;
-};
+using ElementOf = sgl::details::TypeAt<
+    kCode, float, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t, std::int32_t, std::int64_t, std::int8_t, std::uint8_t>;
 
 /// A part of a row.
 template <int kFloats>
@@ -416,13 +381,13 @@ struct ProgramRow {
   template <int kOperand, typename T, int kSize>
   [[gnu::always_inline]] auto m_opened(
       const sgl::Bound<kOperand, T>& output, const details::RowPart<kSize>& part) const {
-    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0) return Nothing{};
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kIsGrouped<T>) return Nothing{};
     else return output.value.open(part);
   }
 
   template <int kOperand, typename T, int kSize>
   [[gnu::always_inline]] auto m_begun(const sgl::Bound<kOperand, T>&, const details::RowPart<kSize>& part) const {
-    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0) {
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kIsGrouped<T>) {
       return Nothing{};
     } else {
       using U = element_t<kOperand>;
@@ -443,11 +408,11 @@ struct ProgramRow {
         *static_cast<U*>(pointer::offset(place, i * distance)) = static_cast<U>(f(list.states[i]));
     } else if constexpr (sgl::details::kIsNumber<T>) {
       *static_cast<element_t<kOperand>*>(m_find<kOperand>()) = static_cast<element_t<kOperand>>(output.value);
-    } else if constexpr (sgl::details::kGroupSize<T> != 0) {
+    } else if constexpr (sgl::details::kIsGrouped<T>) {
       using U = element_t<kOperand>;
       auto* place = static_cast<char*>(m_find<kOperand>());
       const auto to_word = m_segment.places[kOperand].inner_stride - 4;
-      for (std::int64_t i = 0, group = 0; i < m_columns; i += sgl::details::kGroupSize<T>) {
+      for (std::int64_t i = 0, group = 0; i < m_columns; i += T::kGroupSize) {
         float value[1];
         output.value.open(details::RowPart<1>{i, 1}).get(0, value);
         *reinterpret_cast<U*>(place) = from_float<U>(value[0]);

@@ -81,23 +81,15 @@ struct Bound {
   T value;
 };
 
-template <int kIndex>
-struct Operand;
-
-namespace details {
-template <typename T>
-inline constexpr bool kIsOperand = false;
-template <int kIndex>
-inline constexpr bool kIsOperand<Operand<kIndex>> = true;
-}  // namespace details
-
 /// \brief An operand of a row program by its number, see `SGL_OPERANDS`. `row[x]` are its elements in the row, `x =
 /// ...` what is stored there, or on the host the rows that are passed.
 template <int kIndex>
 struct Operand {
+  enum : bool { kIsOperand = true };
+
   template <typename T>
   SGL_HD constexpr Bound<kIndex, T> operator=(const T& value) const {
-    static_assert(!details::kIsOperand<T>, "an operand is not a value: write out = row[x] to store its elements");
+    static_assert(!requires { T::kIsOperand; }, "an operand is not a value: write out = row[x] to store its elements");
     return {value};
   }
 };
@@ -132,44 +124,27 @@ SGL_HD Stores<Kept..., Output> appended(const Stores<Kept...>& stores, const Out
   return appended(stores, output, IndexListUpTo<sizeof...(Kept)>{});
 }
 
-/// An opened `Mapped`. `Convert` turns the result of `f` into the result of `get`.
-template <typename Convert, typename F, typename... Open>
-struct OpenMapped {
-  const F& f;
-  Pack<Open...> of;
-
-  template <typename Result, int N>
-  SGL_HD void get(long long j, Result (&results)[N]) const {
-    m_get(j, results, IndexListUpTo<sizeof...(Open)>{});
-  }
-
- private:
-  template <typename Result, int N, size_t... I>
-  SGL_HD void m_get(long long j, Result (&results)[N], IndexList<I...>) const {
-    float values[sizeof...(Open)][N];
-    (details::get<I>(of).get(j, values[I]), ...);
-    for (int n = 0; n < N; ++n) results[n] = Convert::of(f(values[I][n]...));
-  }
-};
-
-/// f of each element of some expressions.
-template <typename Convert, typename F, typename... Of>
-struct MappedTo {
+/// f of each element of some expressions, or of opened ones. `Convert` turns the result of `f` into that of `get`.
+template <typename Convert, typename F, typename Indices, typename... Of>
+struct MappedBy;
+template <typename Convert, typename F, size_t... I, typename... Of>
+struct MappedBy<Convert, F, IndexList<I...>, Of...> : Leaf<I, Of>... {
   F f;
-  Pack<Of...> of;
 
   template <typename Part>
   SGL_HD auto open(const Part& part) const {
-    return m_open(part, IndexListUpTo<sizeof...(Of)>{});
+    return MappedBy<Convert, const F&, IndexList<I...>, decltype(Leaf<I, Of>::value.open(part))...>{
+        {Leaf<I, Of>::value.open(part)}..., f};
   }
-
- private:
-  template <typename Part, size_t... I>
-  SGL_HD auto m_open(const Part& part, IndexList<I...>) const {
-    return OpenMapped<Convert, F, decltype(details::get<I>(of).open(part))...>{
-        f, {{details::get<I>(of).open(part)}...}};
+  template <typename Result, int N>
+  SGL_HD void get(long long j, Result (&results)[N]) const {
+    float values[sizeof...(Of)][N];
+    (Leaf<I, Of>::value.get(j, values[I]), ...);
+    for (int n = 0; n < N; ++n) results[n] = Convert::of(f(values[I][n]...));
   }
 };
+template <typename Convert, typename F, typename... Of>
+using MappedTo = MappedBy<Convert, F, IndexListUpTo<sizeof...(Of)>, Of...>;
 
 struct AsFloat {
   SGL_HD static float of(float value) {
@@ -193,53 +168,56 @@ struct AsPair {
 };
 
 template <typename>
-inline constexpr float kAnyFloat = 0;
+SGL_HD float a_float() noexcept;
+
+// Concepts, as NVRTC puts each constant into each cubin, under a name that tells all of its type.
 
 /// Whether `f` of a float of each value is what `Convert` takes.
 template <typename Convert, typename F, typename... Of>
-inline constexpr bool kTakes = requires(const F& f) { Convert::of(f(kAnyFloat<Of>...)); };
+concept kTakes = requires(const F& f) { Convert::of(f(a_float<Of>()...)); };
 
 /// A value that is the same for all elements of a group.
 template <int kSize, typename Of>
-struct Grouped : Of {};
-
+struct Grouped : Of {
+  enum : int { kGroupSize = kSize };
+};
 template <typename T>
-inline constexpr int kGroupSize = 0;
-template <int kSize, typename Of>
-inline constexpr int kGroupSize<Grouped<kSize, Of>> = kSize;
-
-/// Whether a result is a value for each row.
-template <typename T>
-inline constexpr bool kIsNumber = false;
-template <>
-inline constexpr bool kIsNumber<float> = true;
-template <>
-inline constexpr bool kIsNumber<int> = true;
-template <>
-inline constexpr bool kIsNumber<long> = true;
-template <>
-inline constexpr bool kIsNumber<long long> = true;
+concept kIsGrouped = requires { T::kGroupSize; };
 
 /// States that a row is reduced to one after the other. On a device each thread holds some of them.
 template <typename State, int kHeld>
 struct List {
-  static constexpr bool kIsList = true;
+  enum : bool { kIsList = true };
   State states[kHeld];
   int size;
 };
+template <typename T>
+concept kIsList = requires { T::kIsList; };
 
 /// A number of each state of a list: so many values for each row.
 template <typename F, typename Of>
 struct Listed {
+  enum : bool { kIsListed = true };
   F f;
   Of list;
 };
 template <typename T>
-inline constexpr bool kIsListed = false;
-template <typename F, typename Of>
-inline constexpr bool kIsListed<Listed<F, Of>> = true;
-template <typename F, typename Of>
-inline constexpr bool kIsNumber<Listed<F, Of>> = true;
+concept kIsListed = requires { T::kIsListed; };
+
+template <typename T>
+struct Number;
+template <>
+struct Number<float> {};
+template <>
+struct Number<int> {};
+template <>
+struct Number<long> {};
+template <>
+struct Number<long long> {};
+
+/// Whether a result is a value for each row.
+template <typename T>
+concept kIsNumber = kIsListed<T> || requires { sizeof(Number<T>); };
 
 /// The terms of a reduction.
 template <typename F, typename... Of>
@@ -248,7 +226,7 @@ struct Terms : MappedTo<AsTerms, F, Of...> {
   static_assert(
       kTakes<AsTerms, F, Of...>,
       "row.sum, row.max: the function takes a float of each value after it, and returns a float or sgl::Values");
-  using term_t = decltype(declare<const F&>()(kAnyFloat<Of>...));
+  using term_t = decltype(declare<const F&>()(a_float<Of>()...));
   using reduced_t = decltype(AsTerms::of(declare<term_t>()));
   static_assert(reduced_t::kCount <= kMostTerms, "row.sum, row.max: at most four values are reduced at once");
 
@@ -274,16 +252,14 @@ SGL_HD auto map(const F& f, const First& first, const Of&... of) {
   static_assert(
       details::kTakes<details::AsFloat, F, First, Of...>,
       "sgl::map: the function takes a float of each value after it, and returns a float");
-  constexpr int kSize = details::kGroupSize<First>;
   using Result = details::Mapped<F, First, Of...>;
-  if constexpr (kSize != 0 && ((details::kGroupSize<Of> == kSize) && ...))
-    return details::Grouped<kSize, Result>{{f, {{first}, {of}...}}};
-  else return Result{f, {{first}, {of}...}};
+  if constexpr (requires { requires((First::kGroupSize == Of::kGroupSize) && ... && (First::kGroupSize > 0)); })
+    return details::Grouped<First::kGroupSize, Result>{{{first}, {of}..., f}};
+  else return Result{{first}, {of}..., f};
 }
 
 /// \brief The numbers `f` of the states of a list.
-template <typename F, typename Of>
-  requires(Of::kIsList)
+template <typename F, details::kIsList Of>
 SGL_HD details::Listed<F, Of> map(const F& f, const Of& list) {
   return {f, list};
 }
@@ -292,7 +268,7 @@ namespace details {
 
 template <typename F, typename... Of>
 SGL_HD Terms<F, Of...> terms(const F& f, const Of&... of) {
-  return {{f, {{of}...}}};
+  return {{{of}..., f}};
 }
 
 /// The state that a monoid begins with.

@@ -33,13 +33,32 @@ inline constexpr unsigned long long kIsFlat = 1ull << 63;
 /// row keeps values in memory of its own.
 inline constexpr unsigned kIsMap = 1, kKeeps = 2;
 /// \brief The most operands of a program.
-inline constexpr int kMostOperands = 15;
+enum : int { kMostOperands = 15 };
 
-/// \brief The element types of operands, four bits for each operand of a program.
-inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M2 = 4, kInt8 = 7, kUInt8 = 8;
-inline constexpr unsigned kNoElement = 15;
-/// \brief Those that a value for each row may have besides float32.
-inline constexpr unsigned kInt32 = 5, kInt64 = 6;
+/// \brief The element types of operands, four bits for each operand of a program. A value for each row is of float32,
+/// int32 or int64.
+enum : unsigned {  // no variables, see device::is_same
+  kFp32,
+  kFp16,
+  kBf16,
+  kFp8E4M3,
+  kFp8E5M2,
+  kInt32,
+  kInt64,
+  kInt8,
+  kUInt8,
+  kNoElement = 15,
+};
+
+namespace details {
+/// One of a list of types: of those of an element, in the order above.
+template <unsigned kCode, typename First, typename... Rest>
+struct TypeAt : TypeAt<kCode - 1, Rest...> {};
+template <typename First, typename... Rest>
+struct TypeAt<0, First, Rest...> {
+  using type = First;
+};
+}  // namespace details
 
 /// \brief The largest magnitude that elements of a type have on both sides of zero; 0 for types that nobody quantises
 /// to.
@@ -80,7 +99,7 @@ struct RowProgramParams {
 
 /// \brief How a device holds the rows of one segment. A kernel gets it as one number.
 struct RowShape {
-  static constexpr unsigned kMostColumns = (1u << 20) - 1;
+  enum : unsigned { kMostColumns = (1u << 20) - 1 };
 
   unsigned columns;       ///< elements of a row, held in registers; 0: any number, read again in each pass
   unsigned paired;        ///< the first elements of a row, which make pairs

@@ -10,6 +10,6 @@ namespace sgl {
 /// A host part is compiled before its kernels, and does not know by which compiler these will be: only what every
 /// compiler moves at once, for every device, may be asked for. A kernel that could move more, as on Blackwell with CUDA
 /// 13, decides so itself, by `device::kMaxVecBytes`.
-inline constexpr unsigned kWordBytes = 16;
+enum : unsigned { kWordBytes = 16 };
 
 }  // namespace sgl
