@@ -310,7 +310,7 @@ BAD = {
     "dtype of output_q": (
         {"output_q": torch.zeros(3, 256)},
         "output_q",
-        "expected float8_e4m3fn or int8 but got float32",
+        "expected one of [float8_e4m3fn, int8] but got float32",
     ),
     "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
     "size of output_q": ({"output_q": torch.zeros(3, 255).to(FP8)}, "output_q", "expected 256 but got 255"),
