@@ -4,17 +4,9 @@
 /// \brief Row programs whose result is quantised to float8_e4m3fn or int8: q = value * (1 / scale).
 ///
 /// \code
-///   // norm_quant.h includes this header and norm.h, whose program RMSNorm stores its result to `out`
-///   host::QuantizedProgram<norms::RMSNorm> quantized_norm{"norm_quant.h"};
-///
-///   void rms_norm_quant(
-///       host::TensorView x, host::TensorView weight, host::TensorView q, host::TensorView scale, double eps,
-///       host::QuantizedAs as) {
-///     using F = norms::RMSNorm;
-///     const auto rows = host::rows("x", x);
-///     quantized_norm({float(eps)}, {"rms_norm_quant", rows, q, scale, as}, F::x = rows,
-///                    F::weight = host::shared_row("weight", weight));
-///   }
+///   host::QuantizedProgram<norms::RMSNorm> program{"norm.h"};  // norm.h has RMSNorm, and includes this header
+///   ...
+///   program({eps}, "rmsnorm_quant", x, output_q, output_s, as, F::x = x, F::weight = weight);
 /// \endcode
 /// Or a program ends with `return Scale::store(row, q, scale, value)`, where `Scale` is `sgl::GivenScale`,
 /// `sgl::RowScale`, `sgl::GroupScale<128>`, the same in powers of two, `sgl::RowPower` and `sgl::GroupPower<128>`, or
@@ -130,24 +122,16 @@ using GroupPower = ComputedScale<ScaleForm::kPower, kSize>;
 template <int kSize>
 using GroupExponent = ComputedScale<ScaleForm::kExponent, kSize>;
 
-namespace details {
-
-/// The number of the operand that a program stores its result to.
-template <typename F>
-inline constexpr int kResult = 0;
-template <typename F>
-  requires requires { F::sgl_number_of_out; }
-inline constexpr int kResult<F> = F::sgl_number_of_out;
-
-}  // namespace details
-
 /// \brief The program `F` with its result quantised: what it stores last, to `out` or else to its first operand. Stored
 /// there, the result leaves its own operand as it is.
 /// \tparam kRounds whether the result is rounded to the dtype of the first operand before.
 template <typename F, typename Scale, bool kRounds>
 struct Quantized : F {
  public:
-  static constexpr int kResult = details::kResult<F>;
+  static constexpr int kResult = [] {
+    if constexpr (requires { F::sgl_number_of_out; }) return int{F::sgl_number_of_out};
+    else return 0;
+  }();
   static constexpr int kQ = kResult > 0 ? kResult : F::kOperands;
   static constexpr int kScale = F::kOperands + (kResult == 0);
   static constexpr int kOperands = kScale + 1;
@@ -302,32 +286,24 @@ struct QuantizedAs {
 template <typename F, bool kIsMap = false>
 struct QuantizedProgram {
  public:
-  /// The arguments of an op that make its result.
-  struct Result {
-    const char* op;    ///< its name, in errors
-    const Rows& like;  ///< an operand with rows as those of the result
-    const TensorView& output_q;
-    const TensorView& output_s;
-    const QuantizedAs& as;
-  };
-
   /// \param file that includes this header and the functor's, relative to the family's csrc; a literal.
   explicit constexpr QuantizedProgram(const char* file) noexcept : m_exact{file}, m_rounded{file} {}
 
   /// \brief As a row program, but for the result's operand, which is bound here.
+  /// \param op its name, in errors.
+  /// \param like an operand with rows as those of the result.
   /// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales are not as `as` says.
   template <int... kIndex>
-  void operator()(const F& f, const Result& result, const sgl::Bound<kIndex, Rows>&... bound) {
-    const auto& as = result.as;
+  void operator()(
+      const F& f, const char* op, const Rows& like, const TensorView& output_q, const TensorView& output_s,
+      const QuantizedAs& as, const sgl::Bound<kIndex, Rows>&... bound) {
     if (as.is_static && as.scale_ue8m0) [[unlikely]]
-      throw Error(
-          "ValueError", result.op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
-    if (is_type<std::int32_t>(result.output_s.dtype()) && !as.is_static && !as.scale_ue8m0) [[unlikely]]
-      throw Error(
-          "ValueError", result.op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
-    const auto q = quantized_rows(result.like, "output_q", result.output_q, result.like.location);
-    if (as.round_first) s_run(m_rounded, f, result, Names::q = q, bound...);
-    else s_run(m_exact, f, result, Names::q = q, bound...);
+      throw Error("ValueError", op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
+    if (is_type<std::int32_t>(output_s.dtype()) && !as.is_static && !as.scale_ue8m0) [[unlikely]]
+      throw Error("ValueError", op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
+    const auto q = quantized_rows(like, "output_q", output_q, like.location);
+    if (as.round_first) s_run(m_rounded, f, like, output_s, as, Names::q = q, bound...);
+    else s_run(m_exact, f, like, output_s, as, Names::q = q, bound...);
   }
 
  private:
@@ -351,19 +327,19 @@ struct QuantizedProgram {
   using Names = sgl::Quantized<F, sgl::GivenScale, false>;
 
   template <bool kRounds, int... kIndex>
-  static void s_run(Programs<kRounds>& by, const F& f, const Result& result, const sgl::Bound<kIndex, Rows>&... bound) {
-    const auto& output_s = result.output_s;
-    const auto location = result.like.location;
+  static void s_run(
+      Programs<kRounds>& by, const F& f, const Rows& like, const TensorView& output_s, const QuantizedAs& as,
+      const sgl::Bound<kIndex, Rows>&... bound) {
+    const auto location = like.location;
     const auto call = [&](auto& program, const Rows& scale, const auto&... of) {
       program({f}, of..., Names::scale = scale);
     };
     const auto call_one = [&](auto& program, auto& of_powers, const Rows& scale, const auto&... of) {
-      if (result.as.scale_ue8m0) call(of_powers, scale, of...);
-      else call(program, scale, of...);
+      as.scale_ue8m0 ? call(of_powers, scale, of...) : call(program, scale, of...);
     };
-    if (result.as.is_static) return call(by.given, given_scale("output_s", output_s, location), bound...);
+    if (as.is_static) return call(by.given, given_scale("output_s", output_s, location), bound...);
     if (is_type<std::int32_t>(output_s.dtype())) {
-      const PackedExponents packed(result.like, "output_s", output_s, location);
+      const PackedExponents packed(like, "output_s", output_s, location);
       if constexpr (!kIsMap) return call(by.packed, packed.of_rows(), bound...);
       else
         return packed.run(by.packed, by.packed_and_rest, {f}, [&](const auto& part, const Rows& exponents) {

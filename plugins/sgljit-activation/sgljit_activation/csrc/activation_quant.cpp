@@ -16,7 +16,7 @@ QuantizedProgram<F, true> program{"activation.h"};
 void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as) {
   const auto x = rows("input", input).floats();
   const auto gate = x.part(0, 2);
-  program({}, {"silu_and_mul_quant", gate, output_q, output_s, as}, F::gate = gate, F::up = x.part(1, 2));
+  program({}, "silu_and_mul_quant", gate, output_q, output_s, as, F::gate = gate, F::up = x.part(1, 2));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ void rmsnorm_quant(
   constexpr const char* kOp = "rmsnorm_quant";
   const auto x = tokens("input", input, 2);
   const auto w = shared_row("weight", weight).floats();
-  norm({checked_eps(kOp, eps)}, {kOp, x, output_q, output_s, as}, F::x = x, F::weight = w);
+  norm({checked_eps(kOp, eps)}, kOp, x, output_q, output_s, as, F::x = x, F::weight = w);
 }
 
 /// residual = input + residual, then output_q = rmsnorm(residual) / output_s, from the sum before it is rounded.
@@ -32,7 +32,7 @@ void fused_add_rmsnorm_quant(
   const auto x = tokens("input", input, 2);
   const auto r = rows_like(x, "residual", residual).floats();
   const auto w = shared_row("weight", weight).floats();
-  norm_of_sum({checked_eps(kOp, eps)}, {kOp, x, output_q, output_s, as}, F::x = x, F::residual = r, F::weight = w);
+  norm_of_sum({checked_eps(kOp, eps)}, kOp, x, output_q, output_s, as, F::x = x, F::residual = r, F::weight = w);
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ class Kind:
         scaled = scaled if self.dtype.is_floating_point else scaled.round()
         q.copy_(scaled.clamp(-self.largest, self.largest).flatten(len(q.shape) - 1).to(self.dtype))
 
-    def check(self, exact: torch.Tensor, q: torch.Tensor, s: torch.Tensor, slack: float = 0) -> None:
+    def check(self, exact: torch.Tensor, q: torch.Tensor, s: torch.Tensor, *, slack: float = 0) -> None:
         """Check that a kernel computes the op: a figure of another computation would mean nothing.
 
         SGLang's kernel of int8 cuts off where ours rounds.
