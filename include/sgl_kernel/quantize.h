@@ -1,22 +1,17 @@
 #pragma once
 
 /// \file quantize.h
-/// \brief Quantisation to float8_e4m3fn or int8 as the last stage of a row program: q = value * (1 / scale).
+/// \brief Row programs whose result is quantised to float8_e4m3fn or int8: q = value * (1 / scale).
 ///
 /// \code
-///   template <typename Scale>
-///   struct Quantized {
-///     SGL_OPERANDS(x, q, scale)
-///
-///     template <typename Row>
-///     SGL_HD auto operator()(const Row& row) const {
-///       return Scale::store(row, q, scale, row[x]);
-///     }
-///   };
+///   host::QuantizedProgram<norms::RMSNorm> program{"norm.h"};  // norm.h has RMSNorm, and includes this header
+///   ...
+///   program({eps}, "rmsnorm_quant", x, output_q, output_s, as, F::x = x, F::weight = weight);
 /// \endcode
-/// `Scale` is `sgl::GivenScale`, `sgl::RowScale`, `sgl::GroupScale<128>`, the same in powers of two, `sgl::RowPower`
-/// and `sgl::GroupPower<128>`, or `sgl::GroupExponent<128>`. The dtype of `q` says what a value becomes: the conversion
-/// rounds to nearest even, saturates at 448, or at -128 and 127, and keeps NaN, 0 in int8. A maximum ignores NaN.
+/// Or a program ends with `return Scale::store(row, q, scale, value)`, where `Scale` is `sgl::GivenScale`,
+/// `sgl::RowScale`, `sgl::GroupScale<128>`, the same in powers of two, `sgl::RowPower` and `sgl::GroupPower<128>`, or
+/// `sgl::GroupExponent<128>`. The dtype of `q` says what a value becomes: the conversion rounds to nearest even,
+/// saturates at 448, or at -128 and 127, and keeps NaN, 0 in int8. A maximum ignores NaN.
 
 #include <sgl_kernel/row_program.h>
 
@@ -64,74 +59,105 @@ struct GivenScale {
   }
 };
 
-namespace details {
+/// \brief What is written as a scale: the quotient of `scale_for`, the power of two of `power_for`, or the exponent of
+/// that plus 127, which is a float8_e8m0fnu, to a byte.
+enum class ScaleForm { kQuotient, kPower, kExponent };
 
-template <bool kIsPower>
-SGL_HD float scale_or_power(float largest, float limit) {
-  if constexpr (kIsPower) return power_for(largest, limit);
-  else return scale_for(largest, limit);
-}
-
-}  // namespace details
-
-/// \brief A scale for each row, which is written: `RowScale`, or `RowPower`, the next power of two.
-template <bool kIsPower>
-struct ScaleOfRow {
-  template <typename Row, int kQ, int kScale, typename Value, typename... Others>
+/// \brief A scale for each group of `kGroup` neighbours of a row, or with 0 for each row, which is written.
+template <ScaleForm kForm, int kGroup = 0>
+struct ComputedScale {
+  /// \param least the scale is that of a magnitude of at least so much; 0 where it is left out.
+  template <typename Row, int kQ, int kScale, typename Value, int... kOther, typename... T>
   SGL_HD static auto store(
-      const Row& row, Operand<kQ> q, Operand<kScale> scale, const Value& value, const Others&... others) {
-    const float largest = row.max([](float v) { return sgl::abs(v); }, value);
-    const float found = details::scale_or_power<kIsPower>(largest, row.largest_of(q));
-    const float inverse = 1 / found;
-    return sgl::store(others..., q = sgl::map([=](float v) { return v * inverse; }, value), scale = found);
+      const Row& row, Operand<kQ> q, Operand<kScale> scale, const Value& value, float least,
+      const Bound<kOther, T>&... others) {
+    const float limit = row.largest_of(q);
+    const auto largest = s_largest(row, value);
+    const auto found = s_once(row, [=](float v) { return s_scale_for(at_least(v, least), limit); }, largest);
+    const auto inverse = s_once(row, [](float v) { return s_inverse(v); }, found);
+    return sgl::store(others..., q = s_product(value, inverse), scale = s_stored(found));
+  }
+  template <typename Row, int kQ, int kScale, typename Value, int... kOther, typename... T>
+  SGL_HD static auto store(
+      const Row& row, Operand<kQ> q, Operand<kScale> scale, const Value& value, const Bound<kOther, T>&... others) {
+    return store(row, q, scale, value, 0.0f, others...);
+  }
+
+ private:
+  template <typename Row, typename Value>
+  SGL_HD static auto s_largest(const Row& row, const Value& value) {
+    const auto magnitude = [](float v) { return sgl::abs(v); };
+    if constexpr (kGroup == 0) return row.max(magnitude, value);
+    else return row.max(groups_of<kGroup>, magnitude, value);
+  }
+  /// `f` of the row's number, or of the number of each group.
+  template <typename Row, typename F, typename Of>
+  SGL_HD static auto s_once(const Row& row, const F& f, const Of& of) {
+    if constexpr (kGroup == 0) return f(of);
+    else return row.keep(sgl::map(f, of));
+  }
+  template <typename Value, typename Factor>
+  SGL_HD static auto s_product(const Value& value, const Factor& factor) {
+    if constexpr (kGroup == 0) return sgl::map([=](float v) { return v * factor; }, value);
+    else return sgl::map([](float v, float of_group) { return v * of_group; }, value, factor);
+  }
+  template <typename Found>
+  SGL_HD static auto s_stored(const Found& found) {
+    if constexpr (kForm != ScaleForm::kExponent) return found;
+    else return sgl::map([](float power) { return float(__builtin_bit_cast(unsigned, power) >> 23); }, found);
+  }
+  SGL_HD static float s_scale_for(float largest, float limit) {
+    return kForm == ScaleForm::kQuotient ? scale_for(largest, limit) : power_for(largest, limit);
+  }
+  SGL_HD static float s_inverse(float scale) {
+    return kForm == ScaleForm::kQuotient ? 1 / scale : inverse_of_power(scale);
   }
 };
-using RowScale = ScaleOfRow<false>;
-using RowPower = ScaleOfRow<true>;
+using RowScale = ComputedScale<ScaleForm::kQuotient>;
+using RowPower = ComputedScale<ScaleForm::kPower>;
+template <int kSize>
+using GroupScale = ComputedScale<ScaleForm::kQuotient, kSize>;
+template <int kSize>
+using GroupPower = ComputedScale<ScaleForm::kPower, kSize>;
+template <int kSize>
+using GroupExponent = ComputedScale<ScaleForm::kExponent, kSize>;
 
-/// \brief A scale for each group of `kSize` neighbours of a row, which is written: `GroupScale`, or `GroupPower`.
-template <int kSize, bool kIsPower>
-struct ScaleOfGroup {
-  template <typename Row, int kQ, int kScales, typename Value, typename... Others>
-  SGL_HD static auto store(
-      const Row& row, Operand<kQ> q, Operand<kScales> scales, const Value& value, const Others&... others) {
-    const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
-    const float limit = row.largest_of(q);
-    const auto found =
-        row.keep(sgl::map([=](float v) { return details::scale_or_power<kIsPower>(v, limit); }, largest));
-    const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, found));
-    const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
-    return sgl::store(others..., q = quantized, scales = found);
-  }
-};
-template <int kSize>
-using GroupScale = ScaleOfGroup<kSize, false>;
-template <int kSize>
-using GroupPower = ScaleOfGroup<kSize, true>;
+/// \brief The program `F` with its result quantised: what it stores last, to `out` or else to its first operand. Stored
+/// there, the result leaves its own operand as it is.
+/// \tparam kRounds whether the result is rounded to the dtype of the first operand before.
+template <typename F, typename Scale, bool kRounds>
+struct Quantized : F {
+ public:
+  static constexpr int kResult = [] {
+    if constexpr (requires { F::sgl_number_of_out; }) return int{F::sgl_number_of_out};
+    else return 0;
+  }();
+  static constexpr int kQ = kResult > 0 ? kResult : F::kOperands;
+  static constexpr int kScale = F::kOperands + (kResult == 0);
+  static constexpr int kOperands = kScale + 1;
+  static constexpr Operand<kQ> q{};  // nvcc has these on a device, as the class is a template
+  static constexpr Operand<kScale> scale{};
 
-/// \brief A power of two for each group of `kSize` neighbours of a row, not below the scale of `GroupScale` of a
-/// magnitude of at least `least`, 0 where that is left out. Its exponent is written, plus 127, to a byte:
-/// float8_e8m0fnu.
-template <int kSize>
-struct GroupExponent {
-  template <typename Row, int kQ, int kExponents, typename Value, int... kOther, typename... T>
-  SGL_HD static auto store(
-      const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value,
-      const Bound<kOther, T>&... others) {
-    return store(row, q, exponents, value, 0.0f, others...);
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return s_quantized(row, F::operator()(row));
   }
-  template <typename Row, int kQ, int kExponents, typename Value, int... kOther, typename... T>
-  SGL_HD static auto store(
-      const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value, float least,
-      const Bound<kOther, T>&... others) {
-    const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
-    const float limit = row.largest_of(q);
-    const auto power = row.keep(sgl::map([=](float v) { return power_for(at_least(v, least), limit); }, largest));
-    const auto inverse = row.keep(sgl::map([](float v) { return inverse_of_power(v); }, power));
-    const auto biased =
-        sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);
-    const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
-    return sgl::store(others..., q = quantized, exponents = biased);
+
+ private:
+  template <typename Row, typename... Output>
+  SGL_HD static auto s_quantized(const Row& row, const Stores<Output...>& stores) {
+    return s_quantized(row, stores.outputs, details::IndexListUpTo<sizeof...(Output) - 1>{});
+  }
+  template <typename Row, typename Outputs, details::size_t... kOther>
+  SGL_HD static auto s_quantized(const Row& row, const Outputs& outputs, details::IndexList<kOther...>) {
+    const auto& value = s_value(details::get<sizeof...(kOther)>(outputs));
+    if constexpr (kRounds)
+      return Scale::store(row, q, scale, row.round(Operand<0>{}, value), details::get<kOther>(outputs)...);
+    else return Scale::store(row, q, scale, value, details::get<kOther>(outputs)...);
+  }
+  template <typename Value>
+  SGL_HD static const Value& s_value(const Bound<kResult, Value>& result) {
+    return result.value;
   }
 };
 
@@ -144,31 +170,21 @@ namespace host {
 /// \brief The rows of a tensor of float8_e4m3fn or int8, one for each of `like`.
 /// \throws TensorMatchError as `rows_like`, and if the tensor has another dtype.
 inline Rows quantized_rows(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {}) {
-  auto result = rows_like(like, name, tensor, location);
-  if (!is_type<__nv_fp8_e4m3>(tensor.dtype()) && !is_type<std::int8_t>(tensor.dtype())) [[unlikely]]
-    result.raise(location, {"DType mismatch: expected float8_e4m3fn or int8 but got ", tensor.dtype()});
+  auto result = rows_like(like, name, tensor, location).typed<__nv_fp8_e4m3, std::int8_t>(location);
   result.takes_bytes = true;
   return result;
-}
-
-/// \brief Scales, which are float32.
-/// \throws TensorMatchError unless they are.
-inline Rows float_scales(const Rows& rows, DebugInfo location) {
-  if (!is_type<float>(rows.tensor.dtype())) [[unlikely]]
-    rows.raise(location, {"DType mismatch: expected float32 but got ", rows.tensor.dtype()});
-  return rows;
 }
 
 /// \brief A tensor [rows, n] of float32 with any strides: the scales of rows, or of the groups of each.
 /// \throws TensorMatchError if it has another dtype or number of dimensions.
 inline Rows scales(const char* name, const TensorView& tensor, DebugInfo location = {}) {
-  return float_scales(values(name, tensor, location), location);
+  return values(name, tensor, location).typed<float>(location);
 }
 
 /// \brief The one scale of all rows, a tensor [1] of float32.
 /// \throws TensorMatchError if it has another dtype or number of dimensions.
 inline Rows given_scale(const char* name, const TensorView& tensor, DebugInfo location = {}) {
-  return float_scales(shared_row(name, tensor, location), location);
+  return shared_row(name, tensor, location).typed<float>(location);
 }
 
 /// \brief Each group of `size` neighbours as a row of its own.
@@ -195,17 +211,8 @@ inline Rows of_groups(const Rows& scales) {
   return result;
 }
 
-/// \brief Refuses scales of powers of two that nobody asked for, or that are given.
-/// \throws ValueError.
-inline void check_powers(const char* op, const TensorView& output_s, bool is_static, bool scale_ue8m0) {
-  if (is_static && scale_ue8m0) [[unlikely]]
-    throw Error("ValueError", op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
-  if (is_type<std::int32_t>(output_s.dtype()) && !is_static && !scale_ue8m0) [[unlikely]]
-    throw Error("ValueError", op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
-}
-
 /// \brief A tensor [rows, ceil(groups / 4)] of int32 with any strides: the exponents of groups of 128, four to a word,
-/// the first in its lowest byte. Bytes of a last word beyond the groups are left. Its rows live as long as it does.
+/// the first in its lowest byte. Bytes of a last word beyond the groups are left.
 struct PackedExponents {
  public:
   static constexpr std::int64_t kWord = 4, kGroup = 128;
@@ -223,13 +230,24 @@ struct PackedExponents {
 
   /// \throws TensorMatchError if it does not fit to `like`.
   PackedExponents(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {})
-      : PackedExponents(like, values(name, tensor, location), location) {}
-  PackedExponents(const PackedExponents&) = delete;
-  PackedExponents& operator=(const PackedExponents&) = delete;
+      : m_groups(div_ceil(like.columns, kGroup)), m_bytes(values(name, tensor, location)) {
+    const auto words = div_ceil(m_groups, kWord);
+    if (like.columns % kGroup != 0 || m_bytes.count != like.count || m_bytes.columns != words) [[unlikely]]
+      m_bytes.raise(
+          location, {"Size mismatch: expected [", like.count, ", ", words, "], a word for each ", kWord * kGroup,
+                     " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
+    m_bytes.word = dtype_of<std::uint8_t>::value;
+    m_bytes.takes_bytes = true;
+    m_bytes.stride *= kWord;
+    m_bytes.inner = words;
+    m_bytes.inner_stride = kWord * m_bytes.element_stride;
+    m_bytes.columns = kWord;
+    m_bytes.element_stride = 1;
+  }
 
   /// \brief For a program of whole rows.
   Rows of_rows() const {
-    return m_words <= 1 ? m_bytes.slice(0, m_groups) : m_bytes;
+    return m_bytes.inner <= 1 ? m_bytes.slice(0, m_groups) : m_bytes;
   }
   /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
   template <typename F, typename Bind>
@@ -248,29 +266,94 @@ struct PackedExponents {
   }
 
  private:
-  PackedExponents(const Rows& like, const Rows& words, DebugInfo location)
-      : m_groups(div_ceil(like.columns, kGroup)),
-        m_words(div_ceil(m_groups, kWord)),
-        m_shape{words.count, words.columns, kWord},
-        m_strides{words.stride * kWord, words.element_stride * kWord, 1},
-        m_bytes(m_bytes_of(words)) {
-    if (like.columns % kGroup != 0 || words.count != like.count || words.columns != m_words) [[unlikely]]
-      words.raise(
-          location, {"Size mismatch: expected [", like.count, ", ", m_words, "], a word for each ", kWord * kGroup,
-                     " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
+  std::int64_t m_groups;
+  Rows m_bytes;  ///< those of a word are an inner row
+};
+
+/// \brief How an op quantises its result; Python passes the fields one after the other.
+struct QuantizedAs {
+  bool is_static;    ///< whether there is one scale, which is given
+  bool round_first;  ///< whether the result is rounded to the dtype of the program's first operand before
+  bool scale_ue8m0;  ///< whether a computed scale is rounded up to a power of two
+  SGL_FIELDS(is_static, round_first, scale_ue8m0)
+};
+
+/// \brief A program `F` whose result is quantised in each of these ways, see `sgl::Quantized`. A global variable.
+///
+/// There is one scale, which is given, or one for each row or each 128 neighbours, which is written.
+/// \tparam kIsMap whether `F` computes each element from the same element of its operands, which all have rows as its
+///   result. Then a group may have any address; else it is of whole loads.
+template <typename F, bool kIsMap = false>
+struct QuantizedProgram {
+ public:
+  /// \param file that includes this header and the functor's, relative to the family's csrc; a literal.
+  explicit constexpr QuantizedProgram(const char* file) noexcept : m_exact{file}, m_rounded{file} {}
+
+  /// \brief As a row program, but for the result's operand, which is bound here.
+  /// \param op its name, in errors.
+  /// \param like an operand with rows as those of the result.
+  /// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales are not as `as` says.
+  template <int... kIndex>
+  void operator()(
+      const F& f, const char* op, const Rows& like, const TensorView& output_q, const TensorView& output_s,
+      const QuantizedAs& as, const sgl::Bound<kIndex, Rows>&... bound) {
+    if (as.is_static && as.scale_ue8m0) [[unlikely]]
+      throw Error("ValueError", op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
+    if (is_type<std::int32_t>(output_s.dtype()) && !as.is_static && !as.scale_ue8m0) [[unlikely]]
+      throw Error("ValueError", op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
+    const auto q = quantized_rows(like, "output_q", output_q, like.location);
+    if (as.round_first) s_run(m_rounded, f, like, output_s, as, Names::q = q, bound...);
+    else s_run(m_exact, f, like, output_s, as, Names::q = q, bound...);
   }
 
-  Rows m_bytes_of(const Rows& words) {
-    const DLTensor bytes = {words.data, words.tensor.device(), 3, dtype_of<std::uint8_t>::value, m_shape, m_strides, 0};
-    auto result = heads(words.name, TensorView(&bytes));
-    result.location = words.location;
-    result.takes_bytes = true;
-    return result;
+ private:
+  static constexpr auto kGroup = PackedExponents::kGroup;
+
+  /// Those that round the result before, or those that do not.
+  template <bool kRounds>
+  struct Programs {
+    template <typename Scale, int kSegments = 1>
+    using By = RowProgram<sgl::Quantized<F, Scale, kRounds>, kSegments>;
+
+    const char* file;
+    By<sgl::GivenScale> given{file};
+    By<sgl::RowScale> row{file};
+    By<sgl::RowPower> row_power{file};
+    By<sgl::GroupScale<kGroup>> group{file};
+    By<sgl::GroupPower<kGroup>> group_power{file};
+    By<sgl::GroupExponent<kGroup>> packed{file};
+    By<sgl::GroupExponent<kGroup>, 2> packed_and_rest{file};
+  };
+  using Names = sgl::Quantized<F, sgl::GivenScale, false>;
+
+  template <bool kRounds, int... kIndex>
+  static void s_run(
+      Programs<kRounds>& by, const F& f, const Rows& like, const TensorView& output_s, const QuantizedAs& as,
+      const sgl::Bound<kIndex, Rows>&... bound) {
+    const auto location = like.location;
+    const auto call = [&](auto& program, const Rows& scale, const auto&... of) {
+      program({f}, of..., Names::scale = scale);
+    };
+    const auto call_one = [&](auto& program, auto& of_powers, const Rows& scale, const auto&... of) {
+      as.scale_ue8m0 ? call(of_powers, scale, of...) : call(program, scale, of...);
+    };
+    if (as.is_static) return call(by.given, given_scale("output_s", output_s, location), bound...);
+    if (is_type<std::int32_t>(output_s.dtype())) {
+      const PackedExponents packed(like, "output_s", output_s, location);
+      if constexpr (!kIsMap) return call(by.packed, packed.of_rows(), bound...);
+      else
+        return packed.run(by.packed, by.packed_and_rest, {f}, [&](const auto& part, const Rows& exponents) {
+          return by.packed.rows(sgl::Bound<kIndex, Rows>{part.of(bound.value)}..., Names::scale = exponents);
+        });
+    }
+    const auto scale = scales("output_s", output_s, location);
+    if (scale.columns == 1) return call_one(by.row, by.row_power, of_groups(scale), bound...);
+    if constexpr (!kIsMap) call_one(by.group, by.group_power, scale, bound...);
+    else call_one(by.row, by.row_power, of_groups(scale), sgl::Bound<kIndex, Rows>{in_groups(bound.value, kGroup)}...);
   }
 
-  std::int64_t m_groups, m_words;
-  std::int64_t m_shape[3], m_strides[3];
-  Rows m_bytes;
+  Programs<false> m_exact;
+  Programs<true> m_rounded;
 };
 
 }  // namespace host

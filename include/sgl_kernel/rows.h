@@ -53,6 +53,14 @@ struct Rows {
   /// \brief These rows, whose elements have the dtype of another argument's.
   /// \throws TensorMatchError for another dtype.
   SGL_INLINE const Rows& typed_as(const Rows& other, DebugInfo location = {}) const;
+  /// \brief These rows, whose elements have one of these types.
+  /// \throws TensorMatchError for another dtype.
+  template <typename... T>
+  const Rows& typed(DebugInfo location = {}) const {
+    if (!(is_type<T>(tensor.dtype()) || ...)) [[unlikely]]
+      raise_about_dtype(location, {dtype_of<T>::value...});
+    return *this;
+  }
   /// \brief The bytes, 1, 2 or 4, of the widest words that these rows consist of.
   std::int64_t word_bytes() const {
     const auto bytes = element_bytes();
@@ -100,6 +108,9 @@ struct Rows {
   }
   /// \brief Throw a TensorMatchError about this argument.
   [[noreturn, gnu::cold]] SGL_INLINE void raise(DebugInfo location, std::initializer_list<details::Piece> cause) const;
+  /// \brief The same about its dtype, which should be one of those that are expected.
+  [[noreturn, gnu::cold]] SGL_INLINE void raise_about_dtype(
+      DebugInfo location, std::initializer_list<DLDataType> expected) const;
   /// \brief The same about the argument that is its index.
   [[noreturn, gnu::cold]] SGL_INLINE void raise_about_index(
       DebugInfo location, std::initializer_list<details::Piece> cause) const;
@@ -172,6 +183,15 @@ SGL_INLINE void Rows::raise_about_index(DebugInfo location, std::initializer_lis
   argument.name = index_name;
   argument.tensor = *index;
   argument.raise(location, cause);
+}
+
+SGL_INLINE void Rows::raise_about_dtype(DebugInfo location, std::initializer_list<DLDataType> expected) const {
+  const bool is_one = expected.size() == 1;
+  Message list;
+  for (const auto& dtype : expected) list << (&dtype == expected.begin() ? "" : ", ") << dtype;
+  raise(
+      location, {"DType mismatch: expected ", is_one ? "" : "one of [", list.c_str(), is_one ? "" : "]", " but got ",
+                 tensor.dtype()});
 }
 
 SGL_INLINE const Rows& Rows::floats(DebugInfo location) const {

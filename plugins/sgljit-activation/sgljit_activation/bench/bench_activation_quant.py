@@ -4,7 +4,7 @@
         [--output FILE]
 
 bfloat16 in; a group is 128 elements. The bytes of a call are those of the gate, the values and the output. "Two ops" is
-``silu_and_mul`` and the quantisation of sgljit-quant, where that is installed. SGLang's are measured from ``--peers``,
+``silu_and_mul`` and the quantisation of sgljit-quant. SGLang's are measured from ``--peers``,
 a folder with a ``peers.py`` that offers its kernels: it has one for groups, of up to 8192 elements in a row.
 With CI set in the environment: one small shape for each.
 """
@@ -17,7 +17,6 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ import torch
 from torch.nn.functional import silu
 
 from sgljit_core import ops
+from sgljit_quant.bench.kinds import Kind
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
-DTYPE, GROUP = torch.bfloat16, 128
+DTYPE = torch.bfloat16
 SHAPES = {
     # of an expert of Qwen3-MoE and DeepSeek-V3, of Qwen3, Llama and DeepSeek-V3
     "cuda": [(rows, size) for size in (768, 2048, 6144, 14336, 18432) for rows in (1, 16, 128, 1024, 4096, 16384)],
@@ -38,90 +38,26 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A form of the op: the scales of its result, and the dtype.
-
-    Attributes:
-        scales: of "given", "token", "group", "powers" or "packed", four exponents to an int32.
-        two: the quantisation that gives the same after ``silu_and_mul``, and its options.
-    """
-
-    scales: str
-    two: tuple[str, dict[str, bool]]
-    dtype: torch.dtype = torch.float8_e4m3fn
-
-    @property
-    def largest(self) -> int:
-        """The largest magnitude of the result."""
-        return 448 if self.dtype.is_floating_point else 127
-
-    @property
-    def options(self) -> dict[str, bool]:
-        """The options of ``silu_and_mul_quant``."""
-        return {"is_static": self.scales == "given", "scale_ue8m0": self.scales in ("powers", "packed")}
-
-    def make(self, rows: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
-        """The arguments of a call."""
-        x = torch.randn(rows, 2 * size, device=device).to(DTYPE)
-        q = torch.empty(rows, size, dtype=self.dtype, device=device)
-        if self.scales == "packed":  # by columns, as DeepGEMM takes them
-            padded = (rows + 3) // 4 * 4
-            return x, q, torch.zeros(-(-size // 512), padded, dtype=torch.int32, device=device).t()[:rows]
-        shape = {"given": (1,), "token": (rows, 1)}.get(self.scales, (rows, size // GROUP))
-        return x, q, torch.full(shape, 9 / self.largest, device=device)
-
-    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
-        """The op in plain PyTorch."""
-        gate, up = x.chunk(2, dim=-1)
-        y = (silu(gate) * up).float()
-        if self.scales not in ("given", "token"):
-            y = y.unflatten(-1, (-1, GROUP))
-        scale = s
-        if self.scales != "given":
-            scale = y.abs().amax(-1, keepdim=True) / self.largest
-            if self.options["scale_ue8m0"]:
-                exponents = scale.log2().ceil()
-                scale = exponents.exp2()
-            if self.scales == "packed":
-                s.copy_((exponents.squeeze(-1) + 127).to(torch.uint8).view(torch.int32))
-            else:
-                s.copy_(scale.reshape(s.shape))
-        scaled = y * (1 / scale)
-        scaled = scaled if self.dtype.is_floating_point else scaled.round()
-        q.copy_(scaled.clamp(-self.largest, self.largest).flatten(1).to(self.dtype))
-
-    def two_ops(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
-        """``silu_and_mul`` and a quantisation."""
-        name, options = self.two
-        getattr(ops["quant"], name)(ops["activation"].silu_and_mul(x), q, s, **options)
-
-    def check(self, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
-        """Check that a kernel computes the op: a figure of another computation would mean nothing."""
-        x, q, s = arguments
-        run(x, q, s)
-        groups = q.shape[1] // GROUP
-        if self.scales == "packed":
-            s = (s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, :groups].float() - 127).exp2()
-        gate, up = x.double().chunk(2, dim=-1)
-        exact, found = silu(gate) * up, q.double()
-        if self.scales not in ("given", "token"):
-            s, exact, found = s.unsqueeze(-1), exact.unflatten(-1, (-1, GROUP)), found.unflatten(-1, (-1, GROUP))
-        if self.scales == "given":
-            exact = exact.clamp(-self.largest * s, self.largest * s)
-        bound = exact.abs() / 14 + s * 2**-9 if self.dtype.is_floating_point else s * 1.01 + exact.abs() / 128
-        assert ((found * s - exact).abs() <= bound).all(), self.scales
-
-
 KINDS = {
-    "given": Kind("given", ("per_tensor_quant_fp8", {"is_static": True})),
-    "token": Kind("token", ("per_token_quant_fp8", {})),
-    "token_int8": Kind("token", ("per_token_quant_int8", {}), torch.int8),
-    "group": Kind("group", ("per_token_group_quant_fp8", {})),
-    "group_int8": Kind("group", ("per_token_group_quant_int8", {}), torch.int8),
-    "group_powers": Kind("powers", ("per_token_group_quant_fp8", {"scale_ue8m0": True})),
-    "group_packed": Kind("packed", ("per_token_group_quant_fp8", {"scale_ue8m0": True})),
+    "given": Kind("per_tensor_quant_fp8", "given"),
+    "token": Kind("per_token_quant_fp8", "token"),
+    "token_int8": Kind("per_token_quant_int8", "token", torch.int8),
+    "group": Kind("per_token_group_quant_fp8", "group"),
+    "group_int8": Kind("per_token_group_quant_int8", "group", torch.int8),
+    "group_powers": Kind("per_token_group_quant_fp8", "powers"),
+    "group_packed": Kind("per_token_group_quant_fp8", "packed"),
 }
+
+
+def eager(kind: Kind, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+    """The op in plain PyTorch."""
+    gate, up = x.chunk(2, dim=-1)
+    kind.eager(silu(gate) * up, q, s)
+
+
+def two_ops(kind: Kind, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+    """``silu_and_mul`` and a quantisation."""
+    kind.run(ops["activation"].silu_and_mul(x), q, s)
 
 
 def providers(name: str, device: str, peers: Any) -> dict[str, Run]:
@@ -130,12 +66,11 @@ def providers(name: str, device: str, peers: Any) -> dict[str, Run]:
     runs: dict[str, Run] = {"sgljit": functools.partial(ops["activation"].silu_and_mul_quant, **kind.options)}
     if peers is not None and name in ("group", "group_packed"):
         runs["SGLang"] = peers.silu_and_mul_group_quant(name == "group_packed")
-    if "quant" in ops:
-        runs["two ops"] = kind.two_ops
-    runs["PyTorch"] = kind.eager
+    runs["two ops"] = functools.partial(two_ops, kind)
+    runs["PyTorch"] = functools.partial(eager, kind)
     # On the CPU it would time a C++ compiler's vectors against torch's own; it makes no one kernel of packed scales.
     if device == "cuda" and kind.scales != "packed":
-        runs["torch.compile"] = torch.compile(kind.eager, dynamic=False)
+        runs["torch.compile"] = torch.compile(runs["PyTorch"], dynamic=False)
     return runs
 
 
@@ -146,14 +81,20 @@ def table(name: str, device: str, peers: Any) -> list[dict[str, Any]]:
     def run(rows: int, size: int, provider: str) -> Figure | float:
         if provider == "torch.compile":
             torch.compiler.reset()  # each shape is compiled separately
-        make = functools.partial(kind.make, rows, size, device)
+
+        def make() -> tuple[torch.Tensor, ...]:
+            return torch.randn(rows, 2 * size, device=device).to(DTYPE), *kind.outputs(rows, size, device)
+
+        x, q, s = make()
         try:
-            kind.check(runs[provider], make())
+            runs[provider](x, q, s)
         except RuntimeError as error:
             if provider == "sgljit":
                 raise
             sys.stderr.write(f"{provider} does not take {rows} x {size} of {name}: {error}\n")
             return math.nan
+        gate, up = x.double().chunk(2, dim=-1)
+        kind.check(silu(gate) * up, q, s, slack=2**-7)
         return measure(runs[provider], make, num_bytes=5 * rows * size, seconds=0.03)
 
     whole = 512 if kind.scales == "packed" else 1  # PyTorch's packs whole words

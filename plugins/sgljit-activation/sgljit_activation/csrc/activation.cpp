@@ -3,7 +3,6 @@
 
 #include <sgl_kernel/export.h>
 #include <sgl_kernel/optional.h>
-#include <sgl_kernel/quantize.h>
 
 #include <cmath>
 #include <limits>

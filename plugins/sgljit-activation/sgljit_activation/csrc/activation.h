@@ -1,6 +1,6 @@
 #pragma once
 
-#include <sgl_kernel/row_program.h>
+#include <sgl_kernel/quantize.h>
 
 /// \file activation.h
 /// \brief The activations: a functor of two floats each, and the program of a row. Read by the C++ compiler for the CPU

@@ -3,50 +3,20 @@
 
 #include <sgl_kernel/export.h>
 
-#include "activation_quant.h"
+#include "activation.h"
 
 namespace {
 
 using namespace host;
+using F = activation::Activated<activation::SiluAndMul>;
 
-template <typename Scale, bool kRounds, int kSegments = 1>
-RowProgram<activation::SiluAndMulQuant<Scale, kRounds>, kSegments> program{"activation_quant.h"};
-
-template <typename Scale>
-void run(bool round_first, const Rows& gate, const Rows& up, const Rows& q, const Rows& scale) {
-  const auto call = [&]<typename F>(RowProgram<F>& rows_of) {
-    rows_of({}, F::gate = gate, F::up = up, F::q = q, F::scale = scale);
-  };
-  if (round_first) return call(program<Scale, true>);
-  call(program<Scale, false>);
-}
-
-template <bool kRounds>
-void run_packed(const Rows& gate, const Rows& up, const Rows& q, const TensorView& output_s) {
-  using Exponent = sgl::GroupExponent<PackedExponents::kGroup>;
-  using F = activation::SiluAndMulQuant<Exponent, kRounds>;
-  auto& rows_of = program<Exponent, kRounds>;
-  const PackedExponents packed(gate, "output_s", output_s);
-  packed.run(rows_of, program<Exponent, kRounds, 2>, {}, [&](const auto& part, const Rows& exponents) {
-    return rows_of.rows(F::gate = part.of(gate), F::up = part.of(up), F::q = part.of(q), F::scale = exponents);
-  });
-}
+QuantizedProgram<F, true> program{"activation.h"};
 
 /// output_q = silu(gate) * up / output_s for the gate and up of each row of `input`; on CUDA on the current stream.
-void silu_and_mul_quant(
-    TensorView input, TensorView output_q, TensorView output_s, bool is_static, bool round_first, bool scale_ue8m0) {
-  constexpr std::int64_t kGroup = 128;
+void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as) {
   const auto x = rows("input", input).floats();
-  auto gate = x.part(0, 2), up = x.part(1, 2);
-  auto q = quantized_rows(x, "output_q", output_q);
-  check_powers("silu_and_mul_quant", output_s, is_static, scale_ue8m0);
-  if (is_static) return run<sgl::GivenScale>(round_first, gate, up, q, given_scale("output_s", output_s));
-  if (is_type<std::int32_t>(output_s.dtype()))
-    return round_first ? run_packed<true>(gate, up, q, output_s) : run_packed<false>(gate, up, q, output_s);
-  const auto scale = of_groups(scales("output_s", output_s));
-  if (scale.inner != 1) gate = in_groups(gate, kGroup), up = in_groups(up, kGroup), q = in_groups(q, kGroup);
-  if (scale_ue8m0) return run<sgl::RowPower>(round_first, gate, up, q, scale);
-  run<sgl::RowScale>(round_first, gate, up, q, scale);
+  const auto gate = x.part(0, 2);
+  program({}, "silu_and_mul_quant", gate, output_q, output_s, as, F::gate = gate, F::up = x.part(1, 2));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -12,6 +13,7 @@ import torch
 from sgljit_activation import reference, samples
 from sgljit_core import ops
 from sgljit_core.errors import TensorMatchError
+from sgljit_quant.tests.powers import check_powers, in_groups, layouts
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FP8 = torch.float8_e4m3fn
@@ -25,12 +27,6 @@ family = ops["activation"]
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.empty(0, device=request.param).device  # "cuda" with its index
-
-
-def in_groups(y: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values by the scale that they have, and the scale of each."""
-    scale = s.reshape(1, 1, 1) if s.ndim == 1 else s[..., None]
-    return y.reshape(-1, s.shape[-1], y.shape[-1] // s.shape[-1]), scale
 
 
 def check_accurate(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, is_static: bool) -> None:
@@ -95,57 +91,13 @@ def test_rows_may_be_apart_and_begin_anywhere(dtype: torch.dtype, device: torch.
             check(wide[:, first : first + 2 * size], torch.empty(5, size // 128, device=device))
 
 
-def unpacked(words: torch.Tensor, groups: int) -> torch.Tensor:
-    """The powers of two whose exponents are the bytes of words, [rows, groups]."""
-    exponents = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, :groups].double() - 127
-    return exponents.exp2().float()
-
-
-def powers_of(scale: torch.Tensor) -> torch.Tensor:
-    """The smallest powers of two that are not below, by a search among all."""
-    powers = torch.arange(-126, 128, device=scale.device).double().exp2()
-    return powers[torch.searchsorted(powers, scale.double().clamp(max=2.0**127))].float()
-
-
-def layouts(rows: int, groups: int, device: torch.device) -> list[torch.Tensor]:
-    """Scales of groups by rows and by columns; their exponents, four to a word, likewise."""
-    words = -(-groups // 4)
-    return [
-        torch.empty(rows, groups, device=device),
-        torch.empty(groups, rows + 3, device=device).t()[:rows],
-        torch.full((rows, words), 0x55555555, dtype=torch.int32, device=device),
-        torch.full((words, rows + 3), 0x55555555, dtype=torch.int32, device=device).t()[:rows],
-    ]
-
-
-def check_powers(x: torch.Tensor, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
-    """Rounded first: the bits of ``silu_and_mul``, and of a quantisation by powers of two. Else within half a step."""
-    rows, size = x.shape[0], x.shape[1] // 2
-    is_packed, largest, least = s.dtype is torch.int32, *((127, -128) if dtype is torch.int8 else (448, -448))
-    groups = size // 128 if is_packed else s.shape[1]
-    y = family.silu_and_mul(x).float().view(rows, groups, -1)
-    expected_s = powers_of((y.abs().amax(-1) / torch.full((rows, groups), largest, device=x.device)).clamp(2.0**-126))
-    wide = torch.full((rows, size + 32), 0x55, dtype=torch.uint8, device=x.device)
-    q = wide[:, 16 : 16 + size].view(dtype)
-    family.silu_and_mul_quant(x, q, s, round_first=True, scale_ue8m0=True)
-    assert torch.equal(unpacked(s, groups) if is_packed else s, expected_s)
-    if is_packed:
-        assert (s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, groups:] == 0x55).all(), (
-            "bytes beyond the groups are left"
-        )
-    expected_q = (y / expected_s[..., None]).clamp(least, largest)
-    expected_q = (expected_q.round() if dtype is torch.int8 else expected_q).to(dtype).view(rows, size)
-    assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
-    family.silu_and_mul_quant(x, q, s, scale_ue8m0=True)
-    scale = (unpacked(s, groups) if is_packed else s).double()[..., None]
-    exact = reference.silu_and_mul(x, torch.empty(q.shape, dtype=torch.float64, device=x.device)).view(y.shape)
-    fraction = exact.abs().amax(-1, keepdim=True) / largest / scale
-    assert ((fraction > 0.5 - 2**-14) & (fraction < 1 + 2**-14)).all()
-    error = (q.double().view(y.shape) * scale - exact).abs()
-    step = scale / 2 if dtype is torch.int8 else exact.abs() / 16 + scale * 2**-10
-    assert (error <= step * 1.001 + exact.abs() * 2**-14).all()
-    assert (wide[:, :16] == 0x55).all()
-    assert (wide[:, 16 + size :] == 0x55).all()
+def check_each(x: torch.Tensor, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
+    """Scales of powers of two. Rounded first: the bits of ``silu_and_mul``, and of a quantisation after it."""
+    run = functools.partial(family.silu_and_mul_quant, x, scale_ue8m0=True)
+    y = family.silu_and_mul(x)
+    check_powers(functools.partial(run, round_first=True), y.double(), s, dtype, slack=2**-18, rounded=y)
+    exact = reference.silu_and_mul(x, torch.empty(y.shape, dtype=torch.float64, device=x.device))
+    check_powers(run, exact, s, dtype, slack=2**-14)
 
 
 @each_dtype
@@ -155,8 +107,8 @@ def test_powers_of_two_in_every_layout(dtype: torch.dtype, device: torch.device)
         x = torch.randn(rows, 2 * 128 * groups, device=device)
         x = (x * torch.randn(rows, 2 * groups, device=device).exp().repeat_interleave(128, 1)).to(dtype)
         for s in layouts(rows, groups, device):
-            check_powers(x, s)
-        check_powers(x, torch.empty(rows, 1, device=device))
+            check_each(x, s)
+        check_each(x, torch.empty(rows, 1, device=device))
 
 
 @pytest.mark.slow
@@ -164,13 +116,13 @@ def test_powers_of_two_for_int8(device: torch.device):
     torch.manual_seed(0)
     x = torch.randn(5, 2 * 640, device=device).bfloat16()
     for s in layouts(5, 5, device)[1::2]:
-        check_powers(x, s, torch.int8)
+        check_each(x, s, torch.int8)
 
 
 def test_powers_of_two_of_rows_anywhere_and_of_none(device: torch.device):
     wide = torch.randn(5, 3000, device=device).bfloat16()
     for first in (0, 1, 3) if device.type == "cpu" else (0, 4, 8):  # a warp shares a group: loads of four elements
-        check_powers(wide[:, first : first + 1280], layouts(5, 5, device)[3])
+        check_each(wide[:, first : first + 1280], layouts(5, 5, device)[3])
     q = torch.empty(0, 640, dtype=FP8, device=device)
     family.silu_and_mul_quant(wide[:0, :1280], q, layouts(0, 5, device)[2], scale_ue8m0=True)
 
@@ -268,7 +220,7 @@ BAD = {
     "dtype of output_q": (
         {"output_q": torch.zeros(3, 256)},
         "output_q",
-        "expected float8_e4m3fn or int8 but got float32",
+        "expected one of [float8_e4m3fn, int8] but got float32",
     ),
     "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
     "size of output_q": ({"output_q": torch.zeros(3, 255).to(FP8)}, "output_q", "expected 256 but got 255"),

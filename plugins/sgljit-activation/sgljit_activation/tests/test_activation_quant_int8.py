@@ -9,8 +9,9 @@ import torch
 
 from sgljit_activation import reference
 from sgljit_core import ops
+from sgljit_quant.tests.powers import in_groups
 
-from .test_activation_quant import each_dtype, in_groups
+from .test_activation_quant import each_dtype
 
 family = ops["activation"]
 

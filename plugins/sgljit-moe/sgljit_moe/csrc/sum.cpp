@@ -52,11 +52,9 @@ void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weig
   };
   refuse_other(out, x.columns);
   const auto bytes = x.element_bytes();
-  const auto weights = topk_weights ? values("topk_weights", *topk_weights) : x;
+  const auto weights = topk_weights ? values("topk_weights", *topk_weights).typed<float>() : x;
   if (topk_weights) {
     refuse_other(weights, x.inner);
-    if (!is_type<float>(topk_weights->dtype())) [[unlikely]]
-      weights.raise({}, {"DType mismatch: expected float32 but got ", topk_weights->dtype()});
     refuse_shared(out, weights);
   }
   refuse_shared(out, x);

@@ -18,7 +18,8 @@ void topk(
     TensorView topk_weights, TensorView topk_ids, TensorView gating_output, bool renormalize,
     Optional<TensorView> correction_bias, int num_expert_group, int topk_group, double routed_scaling_factor) {
   const auto gates = rows("gating_output", gating_output).floats();
-  const auto weights = values("topk_weights", topk_weights), ids = values("topk_ids", topk_ids);
+  const auto weights = values("topk_weights", topk_weights).typed<float>();
+  const auto ids = values("topk_ids", topk_ids).typed<std::int32_t, std::int64_t>();
   constexpr int kMostGroups = 32;
   if (num_expert_group < 1 || num_expert_group > kMostGroups) [[unlikely]]
     throw Error("ValueError", "num_expert_group must be from 1 to ", kMostGroups, ", got ", num_expert_group);
@@ -37,10 +38,6 @@ void topk(
     weights.raise(
         {}, {"Size mismatch for dimension 1: expected at most ", most, ", of ", experts,
              " experts to choose from, but got ", weights.columns});
-  if (!is_type<float>(topk_weights.dtype())) [[unlikely]]
-    weights.raise({}, {"DType mismatch: expected float32 but got ", topk_weights.dtype()});
-  if (is_type<float>(topk_ids.dtype())) [[unlikely]]
-    ids.raise({}, {"DType mismatch: expected one of [int32, int64] but got ", topk_ids.dtype()});
   const auto run = [&]<bool kBiased, bool kGrouped>() {
     using F = moe::TopK<Score, kBiased, kGrouped>;
     const auto bias = kBiased ? shared_row("correction_bias", *correction_bias).floats() : gates;
@@ -59,5 +56,5 @@ void topk(
 }  // namespace
 
 SGL_EXPORT(topk_softmax, (topk<moe::Softmax>))
-SGL_EXPORT(topk_sigmoid, (topk<moe::Sigmoid>))
-SGL_EXPORT(topk_sqrtsoftplus, (topk<moe::SqrtSoftplus>))
+SGL_EXPORT(topk_sigmoid, (topk<moe::OfOneGate<sgl::Sigmoid>>))
+SGL_EXPORT(topk_sqrtsoftplus, (topk<moe::OfOneGate<moe::SqrtSoftplus>>))

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/ranking.h>
-#include <sgl_kernel/row_program.h>
+#include <sgl_kernel/stages.h>
 
 /// \file topk.h
 /// \brief The choice of experts, a program of a row of gates. Read by the C++ compiler for the CPU and by NVRTC.
@@ -19,22 +19,8 @@ struct NextOfGroups : sgl::NextRanked {
   }
 };
 
-/// \brief A score that each gate has by itself.
-struct OfOneGate {
-  template <typename Row, typename Value>
-  SGL_HD OfOneGate(const Row&, const Value&, bool) {}
-};
-
-struct Sigmoid : OfOneGate {
-  using OfOneGate::OfOneGate;
-  SGL_HD float operator()(float gate) const {
-    return 1 / (1 + sgl::exp(-gate));
-  }
-};
-
 /// \brief The square root of log(1 + exp(gate)), which is `gate` above 0 and log(1 + power), with a power up to 1.
-struct SqrtSoftplus : OfOneGate {
-  using OfOneGate::OfOneGate;
+struct SqrtSoftplus {
   SGL_HD float operator()(float gate) const {
     const float power = sgl::exp(-sgl::abs(gate)), ratio = power / (2 + power), square = ratio * ratio;
     // log(1 + power) is 2 artanh(ratio): its series keeps all digits of small powers, and vectorises on the CPU.
@@ -43,6 +29,13 @@ struct SqrtSoftplus : OfOneGate {
     for (const float term : kSeries) sum = sum * square + term;
     return sgl::sqrt(sgl::max(gate, 0) + ratio * sum);
   }
+};
+
+/// \brief A score that each gate has by itself.
+template <typename F>
+struct OfOneGate : F {
+  template <typename Row, typename Value>
+  SGL_HD OfOneGate(const Row&, const Value&, bool) {}
 };
 
 struct Softmax {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/quantize.h>
 #include <sgl_kernel/stages.h>
 
 /// \file norm.h

@@ -13,6 +13,7 @@ import torch
 from sgljit_core import ops
 from sgljit_core.errors import TensorMatchError
 from sgljit_norm import reference, samples
+from sgljit_quant.tests.powers import check_powers, in_groups, layouts
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDED = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
@@ -38,12 +39,6 @@ def make(op: str, x: torch.Tensor, weight: torch.Tensor | None = None) -> Call:
     """A call without its outputs."""
     call = {"input": x, "weight": torch.randn(x.shape[1], device=x.device).to(x.dtype) if weight is None else weight}
     return call | ({"residual": torch.randn_like(x)} if "add" in op else {})
-
-
-def in_groups(y: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values by the scale that they have, and the scale of each."""
-    scale = s.reshape(1, 1, 1) if s.ndim == 1 else s[..., None]
-    return y.reshape(-1, s.shape[-1], y.shape[-1] // s.shape[-1]), scale
 
 
 def check(op: str, call: Call, s: torch.Tensor, is_static: bool = False) -> None:
@@ -129,70 +124,26 @@ def test_rounded_first_it_is_a_norm_and_a_quantisation(op: str, dtype: torch.dty
         assert "residual" not in run or torch.equal(run["residual"], call["residual"])
 
 
-def unpacked(words: torch.Tensor, groups: int) -> torch.Tensor:
-    """The powers of two whose exponents are the bytes of words, [rows, groups]."""
-    exponents = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, :groups].double() - 127
-    return exponents.exp2().float()
-
-
-def powers_of(scale: torch.Tensor) -> torch.Tensor:
-    """The smallest powers of two that are not below, by a search among all."""
-    powers = torch.arange(-126, 128, device=scale.device).double().exp2()
-    return powers[torch.searchsorted(powers, scale.double().clamp(max=2.0**127))].float()
-
-
-def layouts(rows: int, groups: int, device: torch.device) -> list[torch.Tensor]:
-    """Scales of groups by rows and by columns; their exponents, four to a word, likewise."""
-    words = -(-groups // 4)
-    return [
-        torch.empty(rows, groups, device=device),
-        torch.empty(groups, rows + 3, device=device).t()[:rows],
-        torch.full((rows, words), 0x55555555, dtype=torch.int32, device=device),
-        torch.full((words, rows + 3), 0x55555555, dtype=torch.int32, device=device).t()[:rows],
-    ]
-
-
-def check_powers(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
-    """Rounded first, on the CPU: the bits of a norm, and of a quantisation by powers of two. Else within half a step.
+def check_each(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
+    """Scales of powers of two. Rounded first, on the CPU: the bits of a norm, and of a quantisation after it.
 
     On CUDA the sum of a row may differ in its last bit.
     """
     x = call["input"]
-    rows, size = x.shape
-    is_packed, largest, least = s.dtype is torch.int32, *((127, -128) if dtype is torch.int8 else (448, -448))
-    groups = size // 128 if is_packed else s.shape[1]
     total = x.double() + (call["residual"].double() if "residual" in call else 0)
-    exact = torch.empty_like(total)
+    exact, normed = torch.empty_like(total), {name: value.clone() for name, value in call.items()}
     reference.rmsnorm(total, call["weight"], exact)
-    exact = exact.view(rows, groups, -1)
-    wide = torch.full((rows, size + 32), 0x55, dtype=torch.uint8, device=x.device)
-    q = wide[:, 16 : 16 + size].view(dtype)
-    for round_first, slack in ((False, 2**-18), (True, ROUNDED[x.dtype] + 2**-18)):
-        run = {name: value.clone() for name, value in call.items()}
-        getattr(norm, op)(**run, output_q=q, output_s=s, round_first=round_first, scale_ue8m0=True)
-        found = unpacked(s, groups) if is_packed else s
-        scale = found.double()[..., None]
-        fraction = exact.abs().amax(-1, keepdim=True) / largest / scale
-        assert ((fraction > 0.5 - slack) & (fraction < 1 + slack)).all()
-        error = (q.double().view(exact.shape) * scale - exact).abs()
-        step = scale / 2 if dtype is torch.int8 else exact.abs() / 16 + scale * 2**-10
-        assert (error <= step * 1.001 + exact.abs() * slack).all()
-        if is_packed:
-            assert (s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, groups:] == 0x55).all(), (
-                "bytes beyond the groups are left"
-            )
-        assert "residual" not in run or torch.equal(run["residual"], total.to(x.dtype))
-    assert (wide[:, :16] == 0x55).all()
-    assert (wide[:, 16 + size :] == 0x55).all()
-    if x.device.type == "cpu":
-        run = {name: value.clone() for name, value in call.items()}
-        getattr(norm, op.removesuffix("_quant"))(**run)
-        y = run["input"].float().view(rows, groups, -1)
-        expected_s = powers_of((y.abs().amax(-1) / largest).clamp(2.0**-126))
-        expected_q = (y / expected_s[..., None]).clamp(least, largest)
-        expected_q = (expected_q.round() if dtype is torch.int8 else expected_q).to(dtype).view(rows, size)
-        assert torch.equal(found, expected_s)
-        assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
+    getattr(norm, op.removesuffix("_quant"))(**normed)
+
+    def run(q: torch.Tensor, s: torch.Tensor) -> None:
+        arguments = {name: value.clone() for name, value in call.items()}
+        getattr(norm, op)(**arguments, output_q=q, output_s=s, round_first=round_first, scale_ue8m0=True)
+        assert "residual" not in call or torch.equal(arguments["residual"], total.to(x.dtype))
+
+    round_first = False
+    check_powers(run, exact, s, dtype, slack=2**-18)
+    round_first, rounded = True, normed["input"] if x.device.type == "cpu" else None
+    check_powers(run, exact, s, dtype, slack=ROUNDED[x.dtype] + 2**-18, rounded=rounded)
 
 
 @pytest.mark.slow
@@ -204,8 +155,8 @@ def test_powers_of_two_in_every_layout(op: str, dtype: torch.dtype, device: torc
         spread = torch.randn(groups * 128, device=device).exp().to(dtype)
         call = make(op, torch.randn(rows, 128 * groups, device=device).to(dtype), spread)
         for s in layouts(rows, groups, device):
-            check_powers(op, call, s)
-        check_powers(op, call, torch.empty(rows, 1, device=device))
+            check_each(op, call, s)
+        check_each(op, call, torch.empty(rows, 1, device=device))
 
 
 @pytest.mark.slow
@@ -214,7 +165,7 @@ def test_powers_of_two_for_int8(op: str, device: torch.device):
     torch.manual_seed(0)
     call = make(op, torch.randn(5, 640, device=device).bfloat16())
     for s in layouts(5, 5, device)[1::2]:
-        check_powers(op, call, s, torch.int8)
+        check_each(op, call, s, torch.int8)
 
 
 @each_op
@@ -310,7 +261,7 @@ BAD = {
     "dtype of output_q": (
         {"output_q": torch.zeros(3, 256)},
         "output_q",
-        "expected float8_e4m3fn or int8 but got float32",
+        "expected one of [float8_e4m3fn, int8] but got float32",
     ),
     "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
     "size of output_q": ({"output_q": torch.zeros(3, 255).to(FP8)}, "output_q", "expected 256 but got 255"),

@@ -9,8 +9,9 @@ import torch
 
 from sgljit_core import ops
 from sgljit_norm import reference
+from sgljit_quant.tests.powers import in_groups
 
-from .test_norm_quant import each_dtype, in_groups, make, one_op
+from .test_norm_quant import each_dtype, make, one_op
 
 OPS = ["rmsnorm_quant", "fused_add_rmsnorm_quant"]
 ROUNDED = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}

@@ -12,20 +12,17 @@ With CI set in the environment: one small shape.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import importlib.util
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sgljit_core import ops
-from sgljit_quant import packed_scales
+from sgljit_quant.bench.kinds import Kind
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
@@ -47,91 +44,21 @@ SHAPES = {
     ],
     "cpu": [(1, 4096), (128, 4096), (4096, 4096)],
 }
-GROUP = 128
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An op, with the dtype and the scales of its result."""
-
-    heading: str
-    op: str
-    scales: str  # of "tensor", "given", "token", "group" or "packed", four exponents to an int32
-    dtype: torch.dtype = torch.float8_e4m3fn
-
-    @property
-    def largest(self) -> int:
-        """The largest magnitude of the result."""
-        return 448 if self.dtype.is_floating_point else 127
-
-    def ours(self) -> Run:
-        """The op itself."""
-        more = {"given": {"is_static": True}, "packed": {"scale_ue8m0": True}}.get(self.scales, {})
-        return functools.partial(getattr(ops["quant"], self.op), **more)
-
-    def make(self, tokens: int, hidden: int, device: str) -> tuple[torch.Tensor, ...]:
-        """The arguments of a call."""
-        x = torch.randn(tokens, hidden, device=device).to(DTYPE)
-        if self.scales == "packed":
-            scales = packed_scales(tokens, hidden, device)
-        else:
-            size = {"token": (tokens, 1), "group": (tokens, hidden // GROUP)}.get(self.scales, (1,))
-            scales = torch.full(size, 6 / self.largest, device=device)
-        return x, torch.empty(x.shape, dtype=self.dtype, device=device), scales
-
-    def grouped(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` by groups that have a scale."""
-        return x.unflatten(-1, (-1, GROUP)) if self.scales in ("group", "packed") else x
-
-    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
-        """The op in plain PyTorch."""
-        x = self.grouped(x.float())
-        if self.scales == "given":
-            scale = s
-        else:
-            largest = x.abs().amax() if self.scales == "tensor" else x.abs().amax(-1, keepdim=True)
-            scale = largest / self.largest
-        if self.scales == "packed":
-            exponents = scale.log2().ceil()
-            scale = exponents.exp2()
-            s.copy_((exponents.squeeze(-1) + 127).to(torch.uint8).view(torch.int32))
-        elif self.scales != "given":
-            s.copy_(scale.reshape(s.shape))
-        scaled = x * (1 / scale)
-        scaled = scaled if self.dtype.is_floating_point else scaled.round()
-        q.copy_(scaled.clamp(-self.largest, self.largest).flatten(len(q.shape) - 1).to(self.dtype))
-
-    def check(self, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
-        """Check that a kernel computes the op: a figure of another computation would mean nothing.
-
-        SGLang's kernel of int8 cuts off where ours rounds.
-        """
-        x, q, s = arguments
-        run(x, q, s)
-        if self.scales == "packed":
-            exponents = s.contiguous().view(torch.uint8).float() - 127
-            s = exponents.exp2()
-        scale = s.unsqueeze(-1) if self.scales in ("group", "packed") else s
-        exact, found = self.grouped(x.float()), self.grouped(q.float()) * scale
-        bound = exact.abs() / 15 + scale * 2**-9 if self.dtype.is_floating_point else scale * 1.01
-        assert ((found - exact).abs() <= bound).all(), self.heading
-
-
-KINDS = [
-    Kind("per_tensor_quant_fp8, the scale computed", "per_tensor_quant_fp8", "tensor"),
-    Kind("per_tensor_quant_fp8, the scale given", "per_tensor_quant_fp8", "given"),
-    Kind("per_token_quant_fp8", "per_token_quant_fp8", "token"),
-    Kind("per_token_quant_int8", "per_token_quant_int8", "token", torch.int8),
-    Kind("per_token_group_quant_fp8, scales of float32", "per_token_group_quant_fp8", "group"),
-    Kind("per_token_group_quant_fp8, four exponents to an int32", "per_token_group_quant_fp8", "packed"),
-    Kind("per_token_group_quant_int8", "per_token_group_quant_int8", "group", torch.int8),
-]
-PLOTTED = KINDS[2]
+KINDS = {
+    "per_tensor_quant_fp8, the scale computed": Kind("per_tensor_quant_fp8", "tensor"),
+    "per_tensor_quant_fp8, the scale given": Kind("per_tensor_quant_fp8", "given"),
+    "per_token_quant_fp8": Kind("per_token_quant_fp8", "token"),
+    "per_token_quant_int8": Kind("per_token_quant_int8", "token", torch.int8),
+    "per_token_group_quant_fp8, scales of float32": Kind("per_token_group_quant_fp8", "group"),
+    "per_token_group_quant_fp8, four exponents to an int32": Kind("per_token_group_quant_fp8", "packed"),
+    "per_token_group_quant_int8": Kind("per_token_group_quant_int8", "group", torch.int8),
+}
+PLOTTED = "per_token_quant_fp8"
 
 
 def providers(kind: Kind, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
-    runs = {"sgljit": kind.ours()}
+    runs: dict[str, Run] = {"sgljit": kind.run}
     if peers is not None and (kind.scales != "token" or kind.dtype.is_floating_point):  # SGLang has it in Triton
         runs["SGLang"] = sglang(kind, peers)
     is_of_groups = kind.scales in ("group", "packed")
@@ -191,8 +118,13 @@ def table(kind: Kind, device: str, peers: Any) -> list[dict[str, Any]]:
     def run(tokens: int, hidden: int, provider: str) -> Figure:
         if provider == "torch.compile":
             torch.compiler.reset()  # each shape is compiled separately
-        make = functools.partial(kind.make, tokens, hidden, device)
-        kind.check(runs[provider], make())
+
+        def make() -> tuple[torch.Tensor, ...]:
+            return torch.randn(tokens, hidden, device=device).to(DTYPE), *kind.outputs(tokens, hidden, device)
+
+        arguments = make()
+        runs[provider](*arguments)
+        kind.check(*arguments)
         return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], [(128, 1024)])
@@ -215,8 +147,8 @@ def main() -> None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
     tables: dict[str, list[dict[str, Any]]] = {}
-    for kind in KINDS:
-        tables[kind.heading] = table(kind, arguments.device, peers)
+    for heading, kind in KINDS.items():
+        tables[heading] = table(kind, arguments.device, peers)
         page = written(tables, arguments)
     sys.stdout.write(page)
     worst = max(row[name] for rows in tables.values() for row in rows for name in row if name.startswith("sgljit /"))
@@ -226,11 +158,11 @@ def main() -> None:
 def written(tables: dict[str, list[dict[str, Any]]], arguments: argparse.Namespace) -> str:
     """The page so far, written with its plot: a run may be cut short."""
     plots = {}
-    if arguments.output is not None and PLOTTED.heading in tables:
-        rows = tables[PLOTTED.heading]
+    if arguments.output is not None and PLOTTED in tables:
+        rows = tables[PLOTTED]
         lines = [name for name in rows[0] if isinstance(rows[0][name], Figure)]
         picture = arguments.output.with_suffix(".svg")
-        title = f"{PLOTTED.heading}, bfloat16"
+        title = f"{PLOTTED}, bfloat16"
         place = lambda row: f"{row['tokens']} x {row['hidden']}"  # noqa: E731
         if write_plot(picture, rows, lines, place=place, quantity="percent_of_copy", title=title):
             plots[f"{title}: percent of a plain copy"] = Path(picture.name)

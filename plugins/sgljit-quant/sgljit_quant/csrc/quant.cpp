@@ -19,7 +19,8 @@ Kernel<quant::Params> set_smallest_scale{"quant.cuh", "quant::set_smallest_scale
 Kernel<quant::Params> raise_scale{"quant.cuh", "quant::raise_scale"};
 RowProgram<quant::Quantized<sgl::GivenScale>> by_given{"quant.h"};
 RowProgram<quant::Quantized<sgl::RowScale>> by_row{"quant.h"};
-RowProgram<quant::PerGroup> by_group{"quant.h"};
+RowProgram<quant::QuantizedGroups<sgl::RowScale>> by_group{"quant.h"};
+RowProgram<quant::QuantizedGroups<sgl::RowPower>> by_group_power{"quant.h"};
 RowProgram<quant::PackedGroups> by_word{"quant.h"};
 RowProgram<quant::PackedGroups, 2> by_word_and_rest{"quant.h"};
 
@@ -165,53 +166,43 @@ void per_token_quant(TensorView input, TensorView output_q, TensorView output_s)
   by_row({}, F::x = x, F::q = q, F::scale = rows("output_s", output_s, output_s.ndim() - (input.ndim() - 1)));
 }
 
-/// The exponents of groups, four to a word of `output_s`; the bytes of a last word beyond the groups are left.
-void quantize_packed(
-    const Rows& x, const Rows& q, const TensorView& output_s, std::int64_t group_size, float eps, bool scale_ue8m0) {
-  using F = quant::PackedGroups;
-  constexpr std::int64_t kGroup = F::kGroup;
-  if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
-    throw Error(
-        "ValueError", kGroupOp<__nv_fp8_e4m3>, ": output_s of int32 holds exponents of groups of ", kGroup,
-        ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
-        ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
-  const PackedExponents packed(x, "output_s", output_s);
-  packed.run(by_word, by_word_and_rest, {eps}, [&](const auto& part, const Rows& exponents) {
-    return by_word.rows(F::x = part.of(x), F::q = part.of(q), F::exponents = exponents);
-  });
-}
-
-/// The same with one computed scale for each group of `group_size` elements of a row.
+/// The same with one computed scale for each group of `group_size` elements of a row. If `output_s` is int32, its words
+/// get four exponents each; the bytes of a last word beyond the groups are left.
 /// \tparam T of output_q.
 template <typename T>
-void quantize_groups(
-    const TensorView& input, const TensorView& output_q, const TensorView& output_s, std::int64_t group_size,
-    double eps, bool scale_ue8m0) {
-  using F = quant::PerGroup;
+void per_token_group_quant(
+    TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps, bool scale_ue8m0) {
+  using F = quant::PackedGroups;
   if (!(eps >= 0)) [[unlikely]]
     throw Error("ValueError", kGroupOp<T>, ": eps must be at least 0, got ", eps);
   const auto least = static_cast<float>(eps);
   const auto x = rows("input", input).floats();
-  auto q = rows_like(x, "output_q", output_q);
+  auto q = rows_like(x, "output_q", output_q).typed<T>();
   q.takes_bytes = true;
-  if (!is_type<T>(output_q.dtype())) [[unlikely]]
-    q.raise({}, {"DType mismatch: expected ", dtype_of<T>::value, " but got ", output_q.dtype()});
-  if (__is_same(T, __nv_fp8_e4m3) && is_type<std::int32_t>(output_s.dtype()))
-    return quantize_packed(x, q, output_s, group_size, least, scale_ue8m0);
+  if (__is_same(T, __nv_fp8_e4m3) && is_type<std::int32_t>(output_s.dtype())) {
+    constexpr std::int64_t kGroup = PackedExponents::kGroup;
+    if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
+      throw Error(
+          "ValueError", kGroupOp<T>, ": output_s of int32 holds exponents of groups of ", kGroup,
+          ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
+          ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
+    const PackedExponents packed(x, "output_s", output_s);
+    return packed.run(by_word, by_word_and_rest, {least}, [&](const auto& part, const Rows& exponents) {
+      return by_word.rows(F::x = part.of(x), F::q = part.of(q), F::scale = exponents);
+    });
+  }
   const auto groups = in_groups(x, group_size);
-  by_group(
-      {least, scale_ue8m0}, F::x = groups, F::q = in_groups(q, group_size),
-      F::scale = of_groups(scales("output_s", output_s)));
-}
-
-void per_token_group_quant_fp8(
-    TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps, bool scale_ue8m0) {
-  quantize_groups<__nv_fp8_e4m3>(input, output_q, output_s, group_size, eps, scale_ue8m0);
+  const auto run = [&](auto& program) {
+    program(
+        {least}, F::x = groups, F::q = in_groups(q, group_size), F::scale = of_groups(scales("output_s", output_s)));
+  };
+  if (scale_ue8m0) run(by_group_power);
+  else run(by_group);
 }
 
 void per_token_group_quant_int8(
     TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps) {
-  quantize_groups<std::int8_t>(input, output_q, output_s, group_size, eps, false);
+  per_token_group_quant<std::int8_t>(input, output_q, output_s, group_size, eps, false);
 }
 
 }  // namespace
@@ -219,5 +210,5 @@ void per_token_group_quant_int8(
 SGL_EXPORT(per_tensor_quant_fp8, (per_tensor_quant_fp8))
 SGL_EXPORT(per_token_quant_fp8, (per_token_quant<__nv_fp8_e4m3>))
 SGL_EXPORT(per_token_quant_int8, (per_token_quant<std::int8_t>))
-SGL_EXPORT(per_token_group_quant_fp8, (per_token_group_quant_fp8))
+SGL_EXPORT(per_token_group_quant_fp8, (per_token_group_quant<__nv_fp8_e4m3>))
 SGL_EXPORT(per_token_group_quant_int8, (per_token_group_quant_int8))

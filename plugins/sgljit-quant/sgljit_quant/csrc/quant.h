@@ -21,37 +21,20 @@ struct Quantized {
   }
 };
 
-/// \brief A group of a row, as a row with a scale of its own.
-struct PerGroup {
+/// \brief The same for the groups of a row, by the scale of a magnitude of at least `eps`.
+template <typename Scale>
+struct QuantizedGroups {
   SGL_OPERANDS(x, q, scale)
-  float eps;
-  bool rounds_up;  ///< whether the scale becomes a power of two
-  SGL_FIELDS(eps, rounds_up)
-
-  template <typename Row>
-  SGL_HD auto operator()(const Row& row) const {
-    const auto values = row[x];
-    const float largest = row.max([](float v) { return sgl::abs(v); }, values);
-    const float bounded = sgl::at_least(largest, eps), limit = row.largest_of(q);
-    const float found = rounds_up ? sgl::power_for(bounded, limit) : sgl::scale_for(bounded, limit);
-    const float inverse = 1 / found;
-    return sgl::store(q = sgl::map([=](float v) { return v * inverse; }, values), scale = found);
-  }
-};
-
-/// \brief A row of up to four groups of `kGroup` elements, whose scales are exponents, the bytes of one word.
-struct PackedGroups {
-  static constexpr int kGroup = 128;
-
-  SGL_OPERANDS(x, q, exponents)
   float eps;
   SGL_FIELDS(eps)
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    return sgl::GroupExponent<kGroup>::store(row, q, exponents, row[x], eps);
+    return Scale::store(row, q, scale, row[x], eps);
   }
 };
+
+using PackedGroups = QuantizedGroups<sgl::GroupExponent<128>>;
 
 /// \brief The scale of per-tensor quantisation, to e4m3.
 SGL_HD float scale_for_e4m3(float largest) {
