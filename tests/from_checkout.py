@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement  # pytest brings it; what it prints is what hatchling writes
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -51,7 +53,7 @@ def write_metadata(directory: Path, into: Path) -> None:
     info = into / f"{re.sub(r'[-_.]+', '_', project['name'])}-{version}.dist-info"
     info.mkdir()
     metadata = ["Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {version}"]
-    metadata += [f"Requires-Dist: {requirement}" for requirement in project.get("dependencies", ())]
+    metadata += [f"Requires-Dist: {Requirement(text)}" for text in project.get("dependencies", ())]
     (info / "METADATA").write_text("\n".join(metadata) + "\n", encoding="utf-8")
     groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
     lines = []

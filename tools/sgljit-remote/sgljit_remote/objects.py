@@ -12,11 +12,12 @@ import hashlib
 import io
 import re
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sgljit_core.cache.lookup import LARGEST
 from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
@@ -36,6 +37,8 @@ _MEMBERS = 1 << 16
 _LARGEST_MANIFEST = 16 << 20
 _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same artifacts make the same object
+# Names are ASCII. Unless it is told, the library imports a codec of code page 437 for them.
+_IN_ASCII: dict[str, Any] = {"metadata_encoding": "ascii"} if sys.version_info >= (3, 11) else {}
 
 
 class Artifact(NamedTuple):
@@ -85,7 +88,7 @@ def unpack(content: bytes, trusted: Sequence[TrustedKey]) -> Unpacked:
     """
     found, refused = [], {}
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with zipfile.ZipFile(io.BytesIO(content), **_IN_ASCII) as archive:
             for place, members in _by_place(archive, len(content)).items():
                 try:
                     found.append(_verified(archive, place, members, trusted))

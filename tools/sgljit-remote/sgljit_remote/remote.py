@@ -50,12 +50,12 @@ class Remote:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.trusted: tuple[TrustedKey, ...] = ()
-        self._while_asking: Callable[[], object] = lambda: None
+        self._while_asking: list[Callable[[], object]] = []  # one for each of the first questions, the last one first
         if settings.trusted_keys:
             from . import signing
 
             self.trusted = signing.public_keys(settings.trusted_keys)
-            self._while_asking = signing.import_library
+            self._while_asking = [functools.partial(signing.load_keys, self.trusted), signing.import_library]
         is_checked = bool(self.trusted) or settings.unsigned
         self.store = stores.opened(settings.url, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
@@ -105,9 +105,17 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
-            return ask(question, times * self.settings.timeout, self._while_asking)
+            return ask(question, times * self.settings.timeout, self._meanwhile)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
+
+    def _meanwhile(self) -> None:
+        """Get ready, step by step, for what a server answers."""
+        try:
+            step = self._while_asking.pop()
+        except IndexError:  # another thread has taken the last one
+            return
+        step()
 
     def archives(self) -> dict[str, Archive]:
         """The archives by name. Raises RemoteUnavailableError, and RefusedObjectError where the index is none."""
@@ -361,19 +369,18 @@ def put_in_place(artifact: Artifact, root: Path, *, is_synced: bool = True) -> N
             store.publish(staging, root, manifest.location, manifest, artifact.payload)
             count(artifacts=1)
             return
-        package, place = staging / "publish", Path(artifact.place)
-        package.mkdir(mode=0o700)
-        roots.share(package)
+        place = Path(artifact.place)
         for name, content in ((manifest.payload, artifact.payload), (FILE, manifest.dump())):
-            descriptor = os.open(package / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(staging / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 roots.share(descriptor)
                 file.write(content)
+        roots.share(staging)  # which nobody else could write to before
         roots.make(root, *place.parent.parts)
         try:
-            package.rename(root / place)
+            staging.rename(root / place)
         except OSError:  # something is there
-            store.settle(package, root, place)
+            store.settle(staging, root, place)
         count(artifacts=1)
     finally:
         store.discard(staging)

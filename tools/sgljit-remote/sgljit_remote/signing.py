@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core.errors import UntrustedCacheError
+from sgljit_core.lazy import collector_paused
 from sgljit_core.machine import roots
 
 from . import owned
 from .errors import KeyFileError, RefusedObjectError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 _LARGEST = 1 << 16
 _UNTIL = "valid-until"
@@ -38,8 +40,16 @@ _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+(MCowBQYDK2VwAyEA[\w+/]{43}=)\
 
 def import_library() -> None:
     """Import what verifies a signature. Where it is missing, the check of a signature says so."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError), collector_paused():
+        import cryptography.exceptions
         import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+
+
+def load_keys(trusted: Sequence[TrustedKey]) -> None:
+    """Let the library take the keys: the first one takes it as long as several signatures. A check says what fails."""
+    with contextlib.suppress(Exception):
+        for one in trusted:
+            _verifier(one.key)
 
 
 def sign(text: bytes, key: Ed25519PrivateKey, kind: str = "manifest") -> bytes:
@@ -83,15 +93,21 @@ def check(text: bytes, signature: bytes | None, trusted: Sequence[TrustedKey], k
 def signer(text: bytes, signature: bytes, trusted: Sequence[TrustedKey], kind: str = "manifest") -> TrustedKey | None:
     """The key that has signed a text; None where it is none of them. One that counts comes first."""
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     for one in sorted(trusted, key=lambda key: bool(key.fault)):
         try:
-            Ed25519PublicKey.from_public_bytes(one.key).verify(signature, _signed(text, kind))
+            _verifier(one.key).verify(signature, _signed(text, kind))
         except InvalidSignature:
             continue
         return one
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _verifier(key: bytes) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(key)
 
 
 def new_key(path: Path, until: date | None = None) -> Path:

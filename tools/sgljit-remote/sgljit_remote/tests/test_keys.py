@@ -328,3 +328,27 @@ def test_a_pipe_among_the_keys_is_named_and_nobody_waits_for_it(pair):
     os.mkfifo(trusted / "pipe.pub", 0o600)
     with pytest.raises(KeyFileError, match=r"pipe\.pub cannot be read \(no plain file\)"):
         signing.public_keys((trusted,))
+
+
+def test_the_first_questions_leave_time_for_the_library_and_then_for_the_keys(remote, signed, server, monkeypatch):
+    steps, loaded = [], signing.load_keys
+    monkeypatch.setattr(signing, "import_library", lambda: steps.append("library"))
+    monkeypatch.setattr(signing, "load_keys", lambda keys: (steps.append("keys"), loaded(keys)))
+    signing._verifier.cache_clear()
+    asked = remote(**signed)
+    for expected in (["library"], ["library", "keys"], ["library", "keys"]):
+        assert asked.get("nothing") is None
+        assert steps == expected
+    assert signing._verifier.cache_info().currsize == len(asked.trusted) == 1
+    assert len(server.requests) == 3
+
+
+def test_a_key_that_the_library_refuses_is_said_by_the_check(key, monkeypatch):
+    def refuses(_: bytes) -> None:
+        raise ValueError("no such key")
+
+    monkeypatch.setattr(signing, "_verifier", refuses)
+    trusted = signing.public_keys([key.parent / "trusted"])
+    signing.load_keys(trusted)
+    with pytest.raises(ValueError, match="no such key"):
+        signing.check(b"text", b"signature", trusted)
