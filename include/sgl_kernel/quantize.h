@@ -161,8 +161,8 @@ inline Rows float_scales(const Rows& rows, DebugInfo location) {
 
 /// \brief A tensor [rows, n] of float32 with any strides: the scales of rows, or of the groups of each.
 /// \throws TensorMatchError if it has another dtype or number of dimensions.
-inline Rows scales(const char* name, const TensorView& tensor, DebugInfo location = {}) {
-  return float_scales(values(name, tensor, location), location);
+inline Rows scales(const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {}) {
+  return float_scales(values(name, tensor, dims, location), location);
 }
 
 /// \brief The one scale of all rows, a tensor [1] of float32.
@@ -205,7 +205,7 @@ inline void check_powers(const char* op, const TensorView& output_s, bool is_sta
 }
 
 /// \brief A tensor [rows, ceil(groups / 4)] of int32 with any strides: the exponents of groups of 128, four to a word,
-/// the first in its lowest byte. Bytes of a last word beyond the groups are left. Its rows live as long as it does.
+/// the first in its lowest byte. Bytes of a last word beyond the groups are left.
 struct PackedExponents {
  public:
   static constexpr std::int64_t kWord = 4, kGroup = 128;
@@ -221,15 +221,26 @@ struct PackedExponents {
     }
   };
 
+  /// \param dims as in `values`.
   /// \throws TensorMatchError if it does not fit to `like`.
-  PackedExponents(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {})
-      : PackedExponents(like, values(name, tensor, location), location) {}
-  PackedExponents(const PackedExponents&) = delete;
-  PackedExponents& operator=(const PackedExponents&) = delete;
+  PackedExponents(const Rows& like, const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {})
+      : m_groups(div_ceil(like.columns, kGroup)), m_bytes(values(name, tensor, dims, location)) {
+    const auto count = div_ceil(m_groups, kWord);
+    if (like.columns % kGroup != 0 || m_bytes.count != like.count || m_bytes.columns != count) [[unlikely]]
+      m_bytes.raise(
+          location, {"Size mismatch: expected [", like.count, ", ", count, "], a word for each ", kWord * kGroup,
+                     " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
+    m_bytes.dtype = dtype_of<std::uint8_t>::value;
+    m_bytes.takes_bytes = true;
+    for (auto* stride : {&m_bytes.stride, &m_bytes.inner_stride, &m_bytes.element_stride}) *stride *= kWord;
+  }
 
   /// \brief For a program of whole rows.
   Rows of_rows() const {
-    return m_words <= 1 ? m_bytes.slice(0, m_groups) : m_bytes;
+    auto result = m_bytes;
+    result.columns = m_groups;
+    result.is_packed = true;
+    return result;
   }
   /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
   template <typename F, typename Bind>
@@ -237,9 +248,12 @@ struct PackedExponents {
     const auto rest = m_groups % kWord;
     const Part whole = {0, m_groups / kWord, kWord}, last = {whole.words, 1, rest};
     const auto rows = [&](const Part& part) {
-      auto bytes = m_bytes.slice(0, part.groups);
-      bytes.data = static_cast<char*>(m_bytes.data) + part.first * m_bytes.inner_stride;
+      auto bytes = m_bytes;
+      bytes.columns = part.groups;
       bytes.inner = part.words;
+      bytes.inner_stride = m_bytes.element_stride;
+      bytes.element_stride = 1;
+      bytes.data = static_cast<char*>(m_bytes.data) + part.first * bytes.inner_stride;
       return bind(part, bytes);
     };
     if (rest == 0) return of_one(f, {rows(whole)});
@@ -248,28 +262,7 @@ struct PackedExponents {
   }
 
  private:
-  PackedExponents(const Rows& like, const Rows& words, DebugInfo location)
-      : m_groups(div_ceil(like.columns, kGroup)),
-        m_words(div_ceil(m_groups, kWord)),
-        m_shape{words.count, words.columns, kWord},
-        m_strides{words.stride * kWord, words.element_stride * kWord, 1},
-        m_bytes(m_bytes_of(words)) {
-    if (like.columns % kGroup != 0 || words.count != like.count || words.columns != m_words) [[unlikely]]
-      words.raise(
-          location, {"Size mismatch: expected [", like.count, ", ", m_words, "], a word for each ", kWord * kGroup,
-                     " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
-  }
-
-  Rows m_bytes_of(const Rows& words) {
-    const DLTensor bytes = {words.data, words.tensor.device(), 3, dtype_of<std::uint8_t>::value, m_shape, m_strides, 0};
-    auto result = heads(words.name, TensorView(&bytes));
-    result.location = words.location;
-    result.takes_bytes = true;
-    return result;
-  }
-
-  std::int64_t m_groups, m_words;
-  std::int64_t m_shape[3], m_strides[3];
+  std::int64_t m_groups;
   Rows m_bytes;
 };
 

@@ -27,8 +27,8 @@ struct RowPlaceMore {
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
 /// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
-/// \brief Among these bits: no segment has inner rows.
-inline constexpr unsigned long long kIsFlat = 1ull << 63;
+/// \brief Among these bits: no segment has inner rows; a segment has counts.
+inline constexpr unsigned long long kIsFlat = 1ull << 63, kIsCounted = 1ull << 62;
 /// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
 /// row keeps values in memory of its own.
 inline constexpr unsigned kIsMap = 1, kKeeps = 2;
@@ -64,9 +64,10 @@ struct RowSegment {
   unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
   long long first_block;
   long long columns;
-  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
+  long long paired;    ///< the first elements of a row, which make pairs; 0 for none
+  const void* counts;  ///< int32: how many inner rows of each outer one there are; null for all
   RowPlaceMore more[kOperands];
-  SGL_FIELDS(places, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired, more)
+  SGL_FIELDS(places, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired, counts, more)
 };
 
 /// \brief The parameters of a program.

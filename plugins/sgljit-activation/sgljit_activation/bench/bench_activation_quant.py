@@ -6,6 +6,7 @@
 bfloat16 in; a group is 128 elements. The bytes of a call are those of the gate, the values and the output. "Two ops" is
 ``silu_and_mul`` and the quantisation of sgljit-quant, where that is installed. SGLang's are measured from ``--peers``,
 a folder with a ``peers.py`` that offers its kernels: it has one for groups, of up to 8192 elements in a row.
+Masked rows are those of eight experts, 1/8, 2/8, ... and all of which are counted: PyTorch's kernels compute all.
 With CI set in the environment: one small shape for each.
 """
 
@@ -28,9 +29,9 @@ from sgljit_core import ops
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+Run = Callable[..., object]
 
-DTYPE, GROUP = torch.bfloat16, 128
+DTYPE, GROUP, EXPERTS = torch.bfloat16, 128, 8
 SHAPES = {
     # of an expert of Qwen3-MoE and DeepSeek-V3, of Qwen3, Llama and DeepSeek-V3
     "cuda": [(rows, size) for size in (768, 2048, 6144, 14336, 18432) for rows in (1, 16, 128, 1024, 4096, 16384)],
@@ -43,7 +44,7 @@ class Kind:
     """A form of the op: the scales of its result, and the dtype.
 
     Attributes:
-        scales: of "given", "token", "group", "powers" or "packed", four exponents to an int32.
+        scales: of "given", "token", "group", "powers", "packed", four exponents to an int32, or "masked", of groups.
         two: the quantisation that gives the same after ``silu_and_mul``, and its options.
     """
 
@@ -64,6 +65,11 @@ class Kind:
     def make(self, rows: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
         """The arguments of a call."""
         x = torch.randn(rows, 2 * size, device=device).to(DTYPE)
+        if self.scales == "masked":
+            counts = self.counts(rows).to(device)
+            x = x.view(len(counts), -1, 2 * size)
+            q = torch.empty(*x.shape[:2], size, dtype=self.dtype, device=device)
+            return x, q, torch.empty(*x.shape[:2], size // GROUP, device=device), counts
         q = torch.empty(rows, size, dtype=self.dtype, device=device)
         if self.scales == "packed":  # by columns, as DeepGEMM takes them
             padded = (rows + 3) // 4 * 4
@@ -71,7 +77,12 @@ class Kind:
         shape = {"given": (1,), "token": (rows, 1)}.get(self.scales, (rows, size // GROUP))
         return x, q, torch.full(shape, 9 / self.largest, device=device)
 
-    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+    def counts(self, rows: int) -> torch.Tensor:
+        """How many rows of each expert are counted; of one that has all, unless they are masked."""
+        experts = min(EXPERTS, rows) if self.scales == "masked" else 1
+        return torch.arange(1, experts + 1, dtype=torch.int32) * (rows // experts) // experts
+
+    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, _counts: torch.Tensor | None = None) -> None:
         """The op in plain PyTorch."""
         gate, up = x.chunk(2, dim=-1)
         y = (silu(gate) * up).float()
@@ -89,17 +100,20 @@ class Kind:
                 s.copy_(scale.reshape(s.shape))
         scaled = y * (1 / scale)
         scaled = scaled if self.dtype.is_floating_point else scaled.round()
-        q.copy_(scaled.clamp(-self.largest, self.largest).flatten(1).to(self.dtype))
+        q.copy_(scaled.clamp(-self.largest, self.largest).reshape(q.shape).to(self.dtype))
 
-    def two_ops(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+    def two_ops(self, x: torch.Tensor, *others: torch.Tensor) -> None:
         """``silu_and_mul`` and a quantisation."""
         name, options = self.two
-        getattr(ops["quant"], name)(ops["activation"].silu_and_mul(x), q, s, **options)
+        getattr(ops["quant"], name)(ops["activation"].silu_and_mul(x), *others, **options)
 
     def check(self, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
         """Check that a kernel computes the op: a figure of another computation would mean nothing."""
-        x, q, s = arguments
-        run(x, q, s)
+        run(*arguments)
+        x, q, s = arguments[:3]
+        if self.scales == "masked":
+            is_counted = torch.arange(x.shape[1], device=x.device) < arguments[3][:, None]
+            x, q, s = x[is_counted], q[is_counted], s[is_counted]
         groups = q.shape[1] // GROUP
         if self.scales == "packed":
             s = (s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, :groups].float() - 127).exp2()
@@ -120,6 +134,7 @@ KINDS = {
     "group": Kind("group", ("per_token_group_quant_fp8", {})),
     "group_int8": Kind("group", ("per_token_group_quant_int8", {}), torch.int8),
     "group_powers": Kind("powers", ("per_token_group_quant_fp8", {"scale_ue8m0": True})),
+    "masked": Kind("masked", ("masked_group_quant_fp8", {})),
     "group_packed": Kind("packed", ("per_token_group_quant_fp8", {"scale_ue8m0": True})),
 }
 
@@ -127,7 +142,8 @@ KINDS = {
 def providers(name: str, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     kind = KINDS[name]
-    runs: dict[str, Run] = {"sgljit": functools.partial(ops["activation"].silu_and_mul_quant, **kind.options)}
+    ours = functools.partial(ops["activation"].silu_and_mul_quant, **kind.options)
+    runs: dict[str, Run] = {"sgljit": ops["activation"].silu_and_mul_masked_quant if name == "masked" else ours}
     if peers is not None and name in ("group", "group_packed"):
         runs["SGLang"] = peers.silu_and_mul_group_quant(name == "group_packed")
     if "quant" in ops:
@@ -154,7 +170,7 @@ def table(name: str, device: str, peers: Any) -> list[dict[str, Any]]:
                 raise
             sys.stderr.write(f"{provider} does not take {rows} x {size} of {name}: {error}\n")
             return math.nan
-        return measure(runs[provider], make, num_bytes=5 * rows * size, seconds=0.03)
+        return measure(runs[provider], make, num_bytes=5 * int(kind.counts(rows).sum()) * size, seconds=0.03)
 
     whole = 512 if kind.scales == "packed" else 1  # PyTorch's packs whole words
     places = [place for place in get_benchmark_range(SHAPES[device], [(128, 1024)]) if place[1] % whole == 0]
@@ -184,7 +200,8 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
     page = ""
     for name in arguments.ops.split(","):
-        tables[f"silu_and_mul_quant, {name}"] = table(name, arguments.device, peers)
+        op = f"silu_and_mul{'_masked' if name == 'masked' else ''}_quant"
+        tables[f"{op}, {name}"] = table(name, arguments.device, peers)
         # So far: a run may be cut short.
         page = write_results(arguments.output, "The activation, quantised", tables, note=note, device=arguments.device)
     sys.stdout.write(page)

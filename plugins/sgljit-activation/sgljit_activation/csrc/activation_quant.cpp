@@ -49,6 +49,26 @@ void silu_and_mul_quant(
   run<sgl::RowScale>(round_first, gate, up, q, scale);
 }
 
+/// The same of the first `counts[e]` rows of each expert e, in groups of 128.
+void silu_and_mul_masked_quant(
+    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, bool round_first, bool scale_ue8m0) {
+  constexpr int kGroup = PackedExponents::kGroup;
+  const auto x = counted(heads("input", input).floats(), "counts", counts);
+  const auto q = heads("output_q", output_q);
+  if (!is_type<__nv_fp8_e4m3>(output_q.dtype())) [[unlikely]]
+    q.raise({}, {"DType mismatch: expected float8_e4m3fn but got ", output_q.dtype()});
+  check_powers("silu_and_mul_masked_quant", output_s, false, scale_ue8m0);
+  const auto run_by = [&]<typename Scale>(Scale, const Rows& scale) {
+    run<Scale>(round_first, x.part(0, 2), x.part(1, 2), q, scale);
+  };
+  if (is_type<std::int32_t>(output_s.dtype()))
+    return run_by(sgl::GroupExponent<kGroup>{}, PackedExponents(x.part(0, 2), "output_s", output_s, 3).of_rows());
+  const auto scale = scales("output_s", output_s, 3);
+  if (scale_ue8m0) return run_by(sgl::GroupPower<kGroup>{}, scale);
+  run_by(sgl::GroupScale<kGroup>{}, scale);
+}
+
 }  // namespace
 
+SGL_EXPORT(silu_and_mul_masked_quant, (silu_and_mul_masked_quant))
 SGL_EXPORT(silu_and_mul_quant, (silu_and_mul_quant))

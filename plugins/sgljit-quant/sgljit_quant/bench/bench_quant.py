@@ -3,7 +3,8 @@
     python -m sgljit_quant.bench.bench_quant [--device cpu|cuda] [--peers DIR] [--output bench/results/quant.md]
 
 bfloat16 in, e4m3 or int8 out; a group is 128 elements. The bytes of a call are those of the input, read once, and of
-the output. A computed scale for a tensor larger than the last cache needs more: the input must be read twice.
+the output. A computed scale for a tensor larger than the last cache needs more: the input must be read twice. Masked
+rows are those of eight experts, 1/8, 2/8, ... and all of which are counted: PyTorch's kernels quantise all.
 ``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; sgl_kernel's are measured if it is
 installed.
 With CI set in the environment: one small shape.
@@ -25,11 +26,11 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_quant import packed_scales
+from sgljit_quant import column_major_scales, packed_scales
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+Run = Callable[..., object]
 
 DTYPE = torch.bfloat16
 SHAPES = {
@@ -47,7 +48,7 @@ SHAPES = {
     ],
     "cpu": [(1, 4096), (128, 4096), (4096, 4096)],
 }
-GROUP = 128
+GROUP, EXPERTS = 128, 8
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,16 @@ class Kind:
         """The largest magnitude of the result."""
         return 448 if self.dtype.is_floating_point else 127
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether only counted rows of experts are quantised."""
+        return self.op.startswith("masked")
+
+    def counts(self, tokens: int) -> torch.Tensor:
+        """How many rows of each expert are counted."""
+        experts = min(EXPERTS, tokens)
+        return torch.arange(1, experts + 1, dtype=torch.int32) * (tokens // experts) // experts
+
     def ours(self) -> Run:
         """The op itself."""
         more = {"given": {"is_static": True}, "packed": {"scale_ue8m0": True}}.get(self.scales, {})
@@ -72,6 +83,11 @@ class Kind:
     def make(self, tokens: int, hidden: int, device: str) -> tuple[torch.Tensor, ...]:
         """The arguments of a call."""
         x = torch.randn(tokens, hidden, device=device).to(DTYPE)
+        if self.is_masked:
+            counts = self.counts(tokens).to(device)
+            x = x.view(len(counts), -1, hidden)
+            scales = column_major_scales(x.shape[1], hidden // GROUP, device, experts=len(counts))
+            return x, torch.empty(x.shape, dtype=self.dtype, device=device), scales, counts
         if self.scales == "packed":
             scales = packed_scales(tokens, hidden, device)
         else:
@@ -83,7 +99,7 @@ class Kind:
         """``x`` by groups that have a scale."""
         return x.unflatten(-1, (-1, GROUP)) if self.scales in ("group", "packed") else x
 
-    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, _counts: torch.Tensor | None = None) -> None:
         """The op in plain PyTorch."""
         x = self.grouped(x.float())
         if self.scales == "given":
@@ -106,8 +122,11 @@ class Kind:
 
         SGLang's kernel of int8 cuts off where ours rounds.
         """
-        x, q, s = arguments
-        run(x, q, s)
+        run(*arguments)
+        x, q, s = arguments[:3]
+        if self.is_masked:
+            is_counted = torch.arange(x.shape[1], device=x.device) < arguments[3][:, None]
+            x, q, s = x[is_counted], q[is_counted], s[is_counted]
         if self.scales == "packed":
             exponents = s.contiguous().view(torch.uint8).float() - 127
             s = exponents.exp2()
@@ -125,6 +144,7 @@ KINDS = [
     Kind("per_token_group_quant_fp8, scales of float32", "per_token_group_quant_fp8", "group"),
     Kind("per_token_group_quant_fp8, four exponents to an int32", "per_token_group_quant_fp8", "packed"),
     Kind("per_token_group_quant_int8", "per_token_group_quant_int8", "group", torch.int8),
+    Kind("masked_group_quant_fp8, scales of float32", "masked_group_quant_fp8", "group"),
 ]
 PLOTTED = KINDS[2]
 
@@ -132,7 +152,7 @@ PLOTTED = KINDS[2]
 def providers(kind: Kind, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     runs = {"sgljit": kind.ours()}
-    if peers is not None and (kind.scales != "token" or kind.dtype.is_floating_point):  # SGLang has it in Triton
+    if peers is not None and not kind.is_masked and (kind.scales != "token" or kind.dtype.is_floating_point):  # SGLang has it in Triton
         runs["SGLang"] = sglang(kind, peers)
     is_of_groups = kind.scales in ("group", "packed")
     is_there = device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None
@@ -193,7 +213,8 @@ def table(kind: Kind, device: str, peers: Any) -> list[dict[str, Any]]:
             torch.compiler.reset()  # each shape is compiled separately
         make = functools.partial(kind.make, tokens, hidden, device)
         kind.check(runs[provider], make())
-        return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.03)
+        counted = int(kind.counts(tokens).sum()) if kind.is_masked else tokens
+        return measure(runs[provider], make, num_bytes=3 * counted * hidden, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], [(128, 1024)])
     rows = sweep(run, ["tokens", "hidden"], places, list(runs))

@@ -22,6 +22,7 @@ RowProgram<quant::Quantized<sgl::RowScale>> by_row{"quant.h"};
 RowProgram<quant::PerGroup> by_group{"quant.h"};
 RowProgram<quant::PackedGroups> by_word{"quant.h"};
 RowProgram<quant::PackedGroups, 2> by_word_and_rest{"quant.h"};
+RowProgram<quant::GroupsOfRow> by_groups{"quant.h"};
 
 template <typename T>
 inline constexpr const char* kTokenOp = "per_token_quant_fp8";
@@ -165,16 +166,26 @@ void per_token_quant(TensorView input, TensorView output_q, TensorView output_s)
   by_row({}, F::x = x, F::q = q, F::scale = rows("output_s", output_s, output_s.ndim() - (input.ndim() - 1)));
 }
 
-/// The exponents of groups, four to a word of `output_s`; the bytes of a last word beyond the groups are left.
-void quantize_packed(
-    const Rows& x, const Rows& q, const TensorView& output_s, std::int64_t group_size, float eps, bool scale_ue8m0) {
-  using F = quant::PackedGroups;
-  constexpr std::int64_t kGroup = F::kGroup;
+/// Refuses an `eps` that no magnitude has.
+float checked_eps(const char* op, double eps) {
+  if (!(eps >= 0)) [[unlikely]]
+    throw Error("ValueError", op, ": eps must be at least 0, got ", eps);
+  return static_cast<float>(eps);
+}
+
+/// Refuses exponents of other groups, and of scales that need not be powers of two.
+void check_exponents(const char* op, std::int64_t group_size, bool scale_ue8m0) {
+  constexpr std::int64_t kGroup = quant::PackedGroups::kGroup;
   if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
     throw Error(
-        "ValueError", kGroupOp<__nv_fp8_e4m3>, ": output_s of int32 holds exponents of groups of ", kGroup,
+        "ValueError", op, ": output_s of int32 holds exponents of groups of ", kGroup,
         ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
         ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
+}
+
+/// The exponents of groups, four to a word of `output_s`; the bytes of a last word beyond the groups are left.
+void quantize_packed(const Rows& x, const Rows& q, const TensorView& output_s, float eps) {
+  using F = quant::PackedGroups;
   const PackedExponents packed(x, "output_s", output_s);
   packed.run(by_word, by_word_and_rest, {eps}, [&](const auto& part, const Rows& exponents) {
     return by_word.rows(F::x = part.of(x), F::q = part.of(q), F::exponents = exponents);
@@ -188,16 +199,16 @@ void quantize_groups(
     const TensorView& input, const TensorView& output_q, const TensorView& output_s, std::int64_t group_size,
     double eps, bool scale_ue8m0) {
   using F = quant::PerGroup;
-  if (!(eps >= 0)) [[unlikely]]
-    throw Error("ValueError", kGroupOp<T>, ": eps must be at least 0, got ", eps);
-  const auto least = static_cast<float>(eps);
+  const auto least = checked_eps(kGroupOp<T>, eps);
   const auto x = rows("input", input).floats();
   auto q = rows_like(x, "output_q", output_q);
   q.takes_bytes = true;
   if (!is_type<T>(output_q.dtype())) [[unlikely]]
     q.raise({}, {"DType mismatch: expected ", dtype_of<T>::value, " but got ", output_q.dtype()});
-  if (__is_same(T, __nv_fp8_e4m3) && is_type<std::int32_t>(output_s.dtype()))
-    return quantize_packed(x, q, output_s, group_size, least, scale_ue8m0);
+  if (__is_same(T, __nv_fp8_e4m3) && is_type<std::int32_t>(output_s.dtype())) {
+    check_exponents(kGroupOp<T>, group_size, scale_ue8m0);
+    return quantize_packed(x, q, output_s, least);
+  }
   const auto groups = in_groups(x, group_size);
   by_group(
       {least, scale_ue8m0}, F::x = groups, F::q = in_groups(q, group_size),
@@ -214,8 +225,27 @@ void per_token_group_quant_int8(
   quantize_groups<std::int8_t>(input, output_q, output_s, group_size, eps, false);
 }
 
+/// The same of the first `counts[e]` rows of each expert e, in groups of 128.
+void masked_group_quant_fp8(
+    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, double eps, bool scale_ue8m0) {
+  const char* op = "masked_group_quant_fp8";
+  const auto least = checked_eps(op, eps);
+  const auto x = counted(heads("input", input).floats(), "counts", counts);
+  const auto q = heads("output_q", output_q);
+  if (!is_type<__nv_fp8_e4m3>(output_q.dtype())) [[unlikely]]
+    q.raise({}, {"DType mismatch: expected float8_e4m3fn but got ", output_q.dtype()});
+  if (is_type<std::int32_t>(output_s.dtype())) {
+    using F = quant::PackedGroups;
+    check_exponents(op, F::kGroup, scale_ue8m0);
+    return by_word({least}, F::x = x, F::q = q, F::exponents = PackedExponents(x, "output_s", output_s, 3).of_rows());
+  }
+  using F = quant::GroupsOfRow;
+  by_groups({least, scale_ue8m0}, F::x = x, F::q = q, F::scale = scales("output_s", output_s, 3));
+}
+
 }  // namespace
 
+SGL_EXPORT(masked_group_quant_fp8, (masked_group_quant_fp8))
 SGL_EXPORT(per_tensor_quant_fp8, (per_tensor_quant_fp8))
 SGL_EXPORT(per_token_quant_fp8, (per_token_quant<__nv_fp8_e4m3>))
 SGL_EXPORT(per_token_quant_int8, (per_token_quant<std::int8_t>))

@@ -39,7 +39,7 @@ struct PerGroup {
   }
 };
 
-/// \brief A row of up to four groups of `kGroup` elements, whose scales are exponents, the bytes of one word.
+/// \brief A row of groups of `kGroup` elements, whose scales are exponents, four bytes to a word.
 struct PackedGroups {
   static constexpr int kGroup = 128;
 
@@ -50,6 +50,31 @@ struct PackedGroups {
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
     return sgl::GroupExponent<kGroup>::store(row, q, exponents, row[x], eps);
+  }
+};
+
+/// \brief A row whose groups of `kGroup` elements have a scale each; of experts, whose scales lie in any layout.
+struct GroupsOfRow {
+  static constexpr int kGroup = 128;
+
+  SGL_OPERANDS(x, q, scale)
+  float eps;
+  bool rounds_up;  ///< whether scales become powers of two
+  SGL_FIELDS(eps, rounds_up)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto largest = row.max(sgl::groups_of<kGroup>, [](float v) { return sgl::abs(v); }, values);
+    const float limit = row.largest_of(q);
+    const auto scale_of = [=, *this](float v) {
+      const float bounded = sgl::at_least(v, eps);
+      return rounds_up ? sgl::power_for(bounded, limit) : sgl::scale_for(bounded, limit);
+    };
+    const auto found = row.keep(sgl::map(scale_of, largest));
+    const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, found));
+    return sgl::store(
+        q = sgl::map([](float v, float inverted) { return v * inverted; }, values, inverse), scale = found);
   }
 };
 
