@@ -612,7 +612,7 @@ def test_wrong_counts_are_refused(programs, device):
         with pytest.raises(TensorMatchError, match=f"(?s)for counts, .*{text}"):
             programs.counted_softmax(x, out, bad)
     over = torch.zeros(48, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="^out shares memory with counts, at "):
+    with pytest.raises(ValueError, match=r"^out shares memory with counts, at "):
         programs.counted_softmax(x, over.view(torch.float32).view(2, 3, 8), over[:2])
     assert out.isnan().all()
 

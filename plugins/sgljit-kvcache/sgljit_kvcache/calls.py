@@ -41,6 +41,28 @@ def set_mla_kv_buffer(model: ModelShape | None) -> Calls:
         yield {"kv_buffer": buffer, "loc": _INDEX, "k_nope": nope, "k_rope": rope}
 
 
+def set_mla_kv_buffer_fp8(model: ModelShape | None) -> Calls:
+    """The same in rows of 656 bytes."""
+    for call in set_mla_kv_buffer(model):
+        yield {**call, "kv_buffer": TensorSpec((_SLOTS, 1, 656), "uint8")}
+
+
+def concat_mla_q(model: ModelShape | None) -> Calls:
+    """Queries of latent rows; a kernel serves any number of heads, any size and every dtype."""
+    for call in set_mla_kv_buffer(model):
+        dtype = call["k_nope"].dtype
+        q, nope, rope = (TensorSpec((TOKENS, 128, size), dtype) for size in (576, 512, 64))
+        yield {"q": q, "q_nope": nope, "q_rope": rope}
+
+
+def concat_mla_k(model: ModelShape | None) -> Calls:
+    """Keys of 128 elements, with 64 that are rotated."""
+    for call in set_mla_kv_buffer(model):
+        dtype = call["k_nope"].dtype
+        k, nope = (TensorSpec((TOKENS, 128, size), dtype) for size in (192, 128))
+        yield {"k": k, "k_nope": nope, "k_rope": TensorSpec((TOKENS, 1, 64), dtype)}
+
+
 def append_to_window(model: ModelShape | None) -> Calls:
     """The heads of a model, whose config may not say that its caches are windows: a kernel serves rows of any size."""
     shapes = [(8, 128, "bfloat16")]

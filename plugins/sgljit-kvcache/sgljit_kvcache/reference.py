@@ -29,6 +29,34 @@ def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.
     kv_buffer[loc[stored].long()] = rows.view(-1, *kv_buffer.shape[1:])
 
 
+def set_mla_kv_buffer_fp8(
+    kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *, scale_ue8m0: bool = False
+) -> None:
+    """A row of 512 values of e4m3, four scales and 64 values of bfloat16, in float32 as the kernel; no NaN."""
+    stored = loc >= 0
+    groups = k_nope.flatten(1).float().unflatten(-1, (4, 128))[stored]
+    largest = groups.abs().amax(-1)
+    scale = (largest / torch.full_like(largest, 448)).clamp(2.0**-126, torch.finfo(torch.float32).max)
+    if scale_ue8m0:
+        fraction, exponent = torch.frexp(scale.double())
+        scale = torch.exp2((exponent - (fraction == 0.5).int()).clamp(max=127).double()).float()
+    q = (groups * scale.reciprocal()[..., None]).clamp(-448, 448).flatten(1).to(torch.float8_e4m3fn)
+    parts = (q, scale, k_rope.flatten(1)[stored].bfloat16())
+    rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)
+    kv_buffer.view(torch.uint8)[loc[stored].long()] = rows.view(-1, *kv_buffer.shape[1:])
+
+
+def concat_mla_q(q: torch.Tensor, q_nope: torch.Tensor, q_rope: torch.Tensor) -> None:
+    """One behind the other."""
+    q.copy_(torch.cat((q_nope, q_rope), -1))
+
+
+def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
+    """The second is that of all heads."""
+    k_rope = k_rope.reshape(len(k), 1, k_rope.shape[-1])
+    k.copy_(torch.cat((k_nope, k_rope.expand(-1, k.shape[1], -1)), -1))
+
+
 def append_to_window(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """The last rows of the cache and the new ones together, as many as the cache has."""
     for cache, x in ((k_cache, k), (v_cache, v)):

@@ -79,7 +79,9 @@ def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.
 
 def test_words_need_powers(device: torch.device):
     words = torch.zeros(2, 3, 1, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="silu_and_mul_masked_quant: output_s of int32 .* so it needs scale_ue8m0=True"):
+    with pytest.raises(
+        ValueError, match=r"silu_and_mul_masked_quant: output_s of int32 .* so it needs scale_ue8m0=True"
+    ):
         family.silu_and_mul_masked_quant(**good_call(device) | {"output_s": words})
 
 

@@ -152,7 +152,9 @@ PLOTTED = KINDS[2]
 def providers(kind: Kind, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     runs = {"sgljit": kind.ours()}
-    if peers is not None and not kind.is_masked and (kind.scales != "token" or kind.dtype.is_floating_point):  # SGLang has it in Triton
+    if (
+        peers is not None and not kind.is_masked and (kind.scales != "token" or kind.dtype.is_floating_point)
+    ):  # SGLang has it in Triton
         runs["SGLang"] = sglang(kind, peers)
     is_of_groups = kind.scales in ("group", "packed")
     is_there = device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None

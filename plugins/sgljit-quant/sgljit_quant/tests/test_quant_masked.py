@@ -155,7 +155,7 @@ def test_options_that_do_not_fit(device: torch.device):
     with pytest.raises(ValueError, match="masked_group_quant_fp8: eps must be at least 0, got -1"):
         family.masked_group_quant_fp8(**good_call(device), eps=-1.0)
     words = torch.zeros(2, 3, 1, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="masked_group_quant_fp8: output_s of int32 .* got group_size=128, scale_ue8"):
+    with pytest.raises(ValueError, match=r"masked_group_quant_fp8: output_s of int32 .* got group_size=128, scale_ue8"):
         family.masked_group_quant_fp8(**good_call(device) | {"output_s": words})
 
 
@@ -169,7 +169,7 @@ def test_arguments_that_share_memory(device: torch.device):
         {"output_q": call["output_q"][:1].expand(2, 3, 256)},
         {"output_s": memory, "counts": memory.view(torch.int32).view(-1)[:2]},
     ):
-        with pytest.raises(ValueError, match="shares? memory with"):
+        with pytest.raises(ValueError, match=r"shares? memory with"):
             family.masked_group_quant_fp8(**call | change)
     in_columns = torch.zeros(2, 2, 3, device=device).mT
     family.masked_group_quant_fp8(**call | {"output_s": in_columns})
