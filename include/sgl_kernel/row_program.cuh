@@ -680,8 +680,13 @@ struct ProgramRow {
     if constexpr (has(kOperand, sgl::kForAll)) return place.data;
     const int64_t outer = m_is_indexed(kOperand) ? m_indexes[kOperand] : m_outer;
     if (m_is_indexed(kOperand) && outer < 0) return nullptr;
-    if constexpr ((kPlaces & sgl::kIsFlat) != 0) return pointer::offset(place.data, outer * place.stride);
-    else return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
+    int64_t gaps = 0;
+    if constexpr ((kPlaces & sgl::kInBlocks) != 0 && m_is_indexed(kOperand)) {
+      const auto& more = m_segment.more[kOperand];
+      gaps = static_cast<int64_t>(__umul64hi(outer, more.block_inverse)) * more.block_gap;
+    }
+    if constexpr ((kPlaces & sgl::kIsFlat) != 0) return pointer::offset(place.data, outer * place.stride, gaps);
+    else return pointer::offset(place.data, outer * place.stride, gaps, m_inner * place.inner_stride);
   }
 
   /// The number of a part's first element.

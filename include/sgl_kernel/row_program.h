@@ -305,7 +305,9 @@ inline sgl::RowPlace place_of(const Rows& rows) {
 }
 
 inline sgl::RowPlaceMore more_of(const Rows& rows) {
-  return {rows.index != nullptr ? rows.index->data_ptr() : nullptr, rows.element_stride * rows.element_bytes()};
+  const auto bytes = rows.element_bytes(), gap = rows.block_stride - rows.block * rows.stride;
+  const auto inverse = rows.block <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(rows.block) + 1;
+  return {rows.index != nullptr ? rows.index->data_ptr() : nullptr, rows.element_stride * bytes, gap * bytes, inverse};
 }
 
 /// How the blocks of a program share its rows, and a multiprocessor's registers.
@@ -1060,6 +1062,9 @@ inline void match_segment(
     if (rows.index != nullptr) {
       match_index(rows, plan.device, false, location);
       place |= is_type<std::int32_t>(rows.index->dtype()) ? sgl::kIndexed : sgl::kLongIndexed;
+      if (rows.block != 0) plan.places |= sgl::kInBlocks;
+    } else if (rows.block != 0) {
+      rows.raise(location, {"Stride mismatch: rows of blocks that lie apart need an index"});
     }
     const auto types = static_cast<std::uint64_t>(code) << 4 * i;
     const auto places = place << 4 * i;
@@ -1083,8 +1088,8 @@ inline void match_segment(
     if (!is_for_all && !is_of_pairs && bytes > segment.element_bytes) segment.element_bytes = bytes;
     const bool has_stride = (outer > 1 || rows.index != nullptr) && !is_one_row;
     const auto word = widest_word(
-        rows.data, has_stride ? rows.stride * bytes : 0, rows.inner > 1 ? rows.inner_stride * bytes : 0,
-        segment.is_map ? 0 : rows.columns * bytes);
+        rows.data, has_stride ? rows.stride * bytes : 0, rows.block_stride * bytes,
+        rows.inner > 1 ? rows.inner_stride * bytes : 0, segment.is_map ? 0 : rows.columns * bytes);
     if (word < bytes)
       raise(
           "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",

@@ -33,6 +33,8 @@ struct Rows {
   DebugInfo location = {};            ///< where the argument became rows, in errors
   DLDataType dtype = tensor.dtype();  ///< of the elements as a program takes them, see `in_words`
 
+  std::int64_t block = 0;              ///< rows of a block, where blocks lie apart; an index counts the rows of all
+  std::int64_t block_stride = 0;       ///< from block to block, in elements
   bool is_packed = false;              ///< bytes for groups, four to a word, the words `element_stride` apart
   const TensorView* counts = nullptr;  ///< how many inner rows of each of the `count` there are, see `counted`
   const char* counts_name = nullptr;   ///< of the argument, in errors
@@ -43,6 +45,10 @@ struct Rows {
   /// \brief Where the rows lie, for `rows_meet` and `rows_overlap`.
   MemoryRows memory() const {
     const auto bytes = element_bytes(), inner_rows = inner == kForAllInner ? 1 : inner;
+    if (block != 0) {  // whole blocks
+      const auto width = (block - 1) * stride + (inner_rows - 1) * inner_stride + columns;
+      return {data, width * bytes, {count / block, block_stride * bytes}};
+    }
     const RowDimension outer = {count, stride * bytes};
     const auto size = is_packed ? 4 : bytes, sizes = is_packed ? div_ceil(columns, std::int64_t{4}) : columns;
     if (element_stride * bytes != size)  // the same element of all inner rows is side by side
@@ -58,7 +64,7 @@ struct Rows {
   /// \brief The bytes, 1, 2 or 4, of the widest words that these rows consist of.
   std::int64_t word_bytes() const {
     const auto bytes = element_bytes();
-    const auto widest = widest_word(data, stride * bytes, inner_stride * bytes, columns * bytes);
+    const auto widest = widest_word(data, stride * bytes, inner_stride * bytes, block_stride * bytes, columns * bytes);
     return widest < 4 ? widest : 4;
   }
   /// \brief These rows as words of so many bytes, for a program that copies them: one kernel serves every dtype.
@@ -68,7 +74,7 @@ struct Rows {
     if (bytes > word_bytes() || element_stride != 1 || (bytes != 1 && bytes != 2 && bytes != 4)) [[unlikely]]
       raise({}, {"Size mismatch: expected rows of whole words of ", bytes, " bytes, side by side"});
     auto result = *this;
-    for (auto* count : {&result.columns, &result.stride, &result.inner_stride})
+    for (auto* count : {&result.columns, &result.stride, &result.inner_stride, &result.block_stride})
       *count = *count * element_bytes() / bytes;
     result.dtype = bytes == 4   ? DLDataType{kDLFloat, 32, 1}
                    : bytes == 2 ? DLDataType{kDLBfloat, 16, 1}
@@ -126,6 +132,12 @@ rows_like(const Rows& like, const char* name, const TensorView& tensor, DebugInf
 ///   divide.
 [[nodiscard]] SGL_INLINE Rows
 heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugInfo location = {});
+
+/// \brief The heads of a tensor [blocks, tokens, heads, size], or with `heads_first` of [blocks, heads, tokens, size],
+/// for `indexed`: element i of the index names token i % tokens of block i / tokens.
+/// \throws TensorMatchError if it has other dimensions, gaps inside a row, or rows of a block that share memory.
+[[nodiscard]] SGL_INLINE Rows
+heads_of_blocks(const char* name, const TensorView& tensor, bool heads_first = false, DebugInfo location = {});
 
 /// \brief Rows that go with all inner rows of the others, one by one: the angles of a token, for each of its heads.
 [[nodiscard]] inline Rows repeated(const Rows& rows) {
@@ -286,6 +298,29 @@ SGL_INLINE Rows heads(const char* name, const TensorView& tensor, std::int64_t s
   // The stride of a dimension of one element has no meaning, and must not count as a bad alignment.
   result.inner_stride = is_flat || result.inner <= 1 ? result.columns : tensor.stride(1);
   result.stride = result.count <= 1 ? result.inner * result.inner_stride : tensor.stride(0);
+  return result;
+}
+
+SGL_INLINE Rows heads_of_blocks(const char* name, const TensorView& tensor, bool heads_first, DebugInfo location) {
+  Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
+  result.location = location;
+  if (tensor.ndim() != 4) result.raise(location, {"Dimension mismatch: expected 4 but got ", tensor.ndim()});
+  if (tensor.size(3) > 1 && tensor.stride(3) != 1)
+    result.raise(
+        location,
+        {"Stride mismatch: expected the elements of a row side by side, but got a stride of ", tensor.stride(3)});
+  const int of_tokens = heads_first ? 2 : 1, of_heads = heads_first ? 1 : 2;
+  const auto blocks = tensor.size(0), tokens = tensor.size(of_tokens);
+  result.count = blocks * tokens;
+  result.columns = tensor.size(3);
+  result.inner = tensor.size(of_heads);
+  result.inner_stride = result.inner <= 1 ? result.columns : tensor.stride(of_heads);
+  result.stride = tokens > 1 ? tensor.stride(of_tokens) : tensor.stride(0);
+  if (blocks <= 1 || tokens <= 1 || tensor.stride(0) == tokens * result.stride) return result;
+  if (rows_overlap({result.data, result.columns, {tokens, result.stride}, {result.inner, result.inner_stride}}))
+    result.raise(location, {"Stride mismatch: rows of a block share memory"});
+  result.block = tokens;
+  result.block_stride = tensor.stride(0);
   return result;
 }
 

@@ -707,7 +707,7 @@ def test_a_warp_shares_each_of_few_rows_with_pairs_unless_a_sum_depends_on_it():
     assert found == {"kNone": {(2, 32), (8, 8)}, "kPlain": {(8, 8)}}
 
 
-FLAT, COUNTED, IS_MAP, HAS_TAIL = 1 << 63, 1 << 62, 1 << 46, 1 << 47
+FLAT, COUNTED, IN_BLOCKS, IS_MAP, HAS_TAIL = 1 << 63, 1 << 62, 1 << 61, 1 << 46, 1 << 47
 KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for all are held, types, places, shapes
     ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
@@ -734,6 +734,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Softmax", 2, 128, 0, True, 0x22, COUNTED, shape(256, 0, 8, 32)),
     ("Softmax", 2, 128, 0, True, 0x22, COUNTED | FLAT, shape(64, 0, 8, 8)),
     ("Copy", 2, 128, 0, True, 0x22, COUNTED, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
+    ("Copy", 2, 128, 0, True, 0x22, IN_BLOCKS | 0x20, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
     ("Affine", 3, 128, 0, True, 0x222, FLAT | 0x040, IS_MAP | HAS_TAIL | shape(0, 0, 8, 0)),
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(6, 2, 1, 8), shape(6, 2, 1, 8)),
     ("Attention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),

@@ -293,7 +293,13 @@ struct ProgramRow {
     if constexpr (s_has(kOperand, sgl::kLongIndexed))
       outer = static_cast<const std::int64_t*>(m_segment.more[kOperand].index)[outer];
     if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;
-    return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
+    std::int64_t gaps = 0;
+    if constexpr ((kPlaces & sgl::kInBlocks) != 0 && s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed)) {
+      __extension__ using wide_t = unsigned __int128;
+      const auto& more = m_segment.more[kOperand];
+      gaps = static_cast<std::int64_t>(static_cast<wide_t>(outer) * more.block_inverse >> 64) * more.block_gap;
+    }
+    return pointer::offset(place.data, outer * place.stride, gaps, m_inner * place.inner_stride);
   }
 
   /// A value's elements in memory of this row.

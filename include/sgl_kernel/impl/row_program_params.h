@@ -16,19 +16,21 @@ struct RowPlace {
   SGL_FIELDS(data, stride, inner_stride)
 };
 
-/// \brief What few operands have: an index, whose element number `outer` is in place of outer; and the distance of the
-/// values of its groups, in bytes.
+/// \brief What few operands have: an index, whose element number `outer` is in place of outer; the distance of the
+/// values of its groups, in bytes; and what a row of an index is further away for each block that is before its own.
 struct RowPlaceMore {
   const void* index;
   long long group_stride;
-  SGL_FIELDS(index, group_stride)
+  long long block_gap;
+  unsigned long long block_inverse;  ///< 2^64 / the rows of a block, rounded up; 0 for no blocks
+  SGL_FIELDS(index, group_stride, block_gap, block_inverse)
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
 /// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
-/// \brief Among these bits: no segment has inner rows; a segment has counts.
-inline constexpr unsigned long long kIsFlat = 1ull << 63, kIsCounted = 1ull << 62;
+/// \brief Among these bits: no segment has inner rows; a segment has counts; rows of an index lie in blocks.
+inline constexpr unsigned long long kIsFlat = 1ull << 63, kIsCounted = 1ull << 62, kInBlocks = 1ull << 61;
 /// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
 /// row keeps values in memory of its own.
 inline constexpr unsigned kIsMap = 1, kKeeps = 2;

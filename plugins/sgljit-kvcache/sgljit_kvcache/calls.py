@@ -17,13 +17,16 @@ _INDEX = TensorSpec((TOKENS,), "int64")
 
 
 def store_cache(model: ModelShape | None) -> Calls:
-    """Keys and values by head; a kernel serves every dtype."""
+    """Keys and values by head, in slots and in blocks; a kernel serves every dtype, and blocks of any size."""
     shapes = [(8, size, "bfloat16") for size in (64, 128, 256)]
     if model is not None:
         shapes = [(model.kv_heads, model.head_dim, model.dtype)] if model.caches == 2 else []
     for heads, size, dtype in shapes:
         rows, cache = (TensorSpec((count, heads, size), dtype) for count in (TOKENS, _SLOTS))
-        yield {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache, "indices": _INDEX}
+        call = {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache, "indices": _INDEX}
+        yield call
+        blocks = TensorSpec((_SLOTS // 16, heads, 16, size), dtype)
+        yield {**call, "k_cache": blocks, "v_cache": blocks, "heads_first": True}
 
 
 gather_cache = store_cache

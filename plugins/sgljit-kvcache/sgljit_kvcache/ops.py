@@ -9,7 +9,13 @@ from .plugin import FAMILY
 
 @FAMILY.op(mutates=("k_cache", "v_cache"))
 def store_cache(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, indices: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    indices: torch.Tensor,
+    *,
+    heads_first: bool = False,
 ) -> None:
     """``k_cache[indices[i]] = k[i]``, and the same for v, in one launch; every bit is kept. No token: a no-op.
 
@@ -17,20 +23,30 @@ def store_cache(
         k: [tokens, heads, dim] or [tokens, row], of any dtype whose elements are whole bytes, on a CUDA device or the
             CPU. Tokens and heads may be any distance apart, such as in a slice of a projection.
         v: like ``k``, with a dtype, a number and a size of heads of its own.
-        k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``, of the same dtype.
+        k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``, of the same dtype. Or in blocks,
+            [blocks, block_size, heads, dim], whose slots are ``block * block_size + place``; blocks, places and heads
+            may be any distance apart, such as in a tensor of both caches. Blocks that interleave are refused.
         indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. Two tokens
             must not have one slot. On the CPU one out of range is refused; on CUDA only with
             ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
+        heads_first: whether blocks are [blocks, heads, block_size, dim]: HND in place of NHD.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: a cache shares memory with another argument.
+        ValueError: a cache shares memory with another argument, or may; ``heads_first`` is set for a cache without
+            blocks.
     """
 
 
 @FAMILY.op(mutates=("k", "v"))
 def gather_cache(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, indices: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    indices: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    heads_first: bool = False,
 ) -> None:
     """``k[i] = k_cache[indices[i]]``, and the same for v, in one launch: what ``store_cache`` stored.
 
@@ -38,6 +54,7 @@ def gather_cache(
         k_cache, v_cache: as in ``store_cache``.
         indices: [tokens], int32 or int64. One out of range, which a negative one is too: as in ``store_cache``.
         k, v: as in ``store_cache``; they are written.
+        heads_first: as in ``store_cache``.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``store_cache``.

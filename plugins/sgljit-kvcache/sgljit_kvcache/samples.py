@@ -21,6 +21,11 @@ def store_cache(device: torch.device) -> Iterator[Sample]:
         caches = [torch.zeros(20, 2, x.shape[-1], dtype=dtype, device=device) for x in (k, v)]
         index = _slots(tokens, torch.int32 if dtype == torch.float16 else torch.int64, device)
         yield {"k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "indices": index}
+        both = torch.zeros(5, 2, 4, 2, size, dtype=dtype, device=device)  # blocks of both caches in turn, NHD and HND
+        blocks = {"k_cache": both[:, 0], "v_cache": both[:, 1, ..., : v.shape[-1]].contiguous()}
+        yield {"k": k, "v": v, **blocks, "indices": index}
+        heads_first = {name: cache.transpose(1, 2).contiguous() for name, cache in blocks.items()}
+        yield {"k": k, "v": v, **heads_first, "indices": index, "heads_first": True}
         k, v, *caches = (x.flatten(1) for x in (k, v, *caches))
         yield {"k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "indices": index}
 

@@ -3,15 +3,17 @@
     python -m sgljit_kvcache.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
 
 In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements, 128 heads of latent queries and keys.
-SGLang's stores are measured from ``--peers``, a folder with a ``peers.py`` that offers them, and its concatenations if
-sgl_kernel is installed. One token is appended to windows of gpt-oss, of Gemma 3 and
-of a longer one, as in a step of decoding; PyTorch does it as transformers, which rolls, writes the token and copies.
-The bytes of a call are those that are read and written. With CI set in the environment: one small shape for each op.
+SGLang's stores are measured from ``--peers``, a folder with a ``peers.py`` that offers them, its concatenations if
+sgl_kernel is installed, and vLLM's store to blocks if that is. Blocks have 16 places, heads first. One token is
+appended to windows of gpt-oss, of Gemma 3 and of a longer one, as in a step of decoding; PyTorch does it as
+transformers, which rolls, writes the token and copies. The bytes of a call are those that are read and written. With CI
+set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import sys
@@ -37,7 +39,8 @@ WINDOWS = ((128, 8, 64), (1024, 4, 256), (4096, 8, 128))  # rows, heads and the 
 TOKENS_OF_WINDOWS = {"cuda": (1, 8, 64), "cpu": (1, 8)}
 CONCATENATIONS = ("concat_mla_q", "concat_mla_k")
 OF_LATENTS = ("set_mla_kv_buffer", "set_mla_kv_buffer_fp8", *CONCATENATIONS)
-OPS = ("store_cache", "gather_cache", *OF_LATENTS, "append_to_window")
+BLOCKS, BLOCK_SIZE = "store_cache in blocks", 16
+OPS = ("store_cache", BLOCKS, "gather_cache", *OF_LATENTS, "append_to_window")
 OF_SGLANG = ("store_cache", "set_mla_kv_buffer")
 
 
@@ -58,6 +61,10 @@ def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ..
     if op == "set_mla_kv_buffer":
         return random(1, LATENT + ROTATED), slots, random(1, LATENT), random(1, ROTATED)
     k, v, k_cache, v_cache = (random(HEADS, size) for _ in range(4))
+    if op == BLOCKS:
+        shape = (-(-tokens // BLOCK_SIZE), HEADS, BLOCK_SIZE, size)
+        k_cache, v_cache = (torch.zeros(shape, dtype=k.dtype, device=device) for _ in "kv")
+        return k, v, k_cache, v_cache, slots
     return (k, v, k_cache, v_cache, slots) if op == "store_cache" else (k_cache, v_cache, slots, k, v)
 
 
@@ -65,6 +72,12 @@ def store_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, indices: Any) -> Non
     """The op in plain PyTorch; no token is skipped."""
     k_cache[indices] = k
     v_cache[indices] = v
+
+
+def store_in_blocks(k: Any, v: Any, k_cache: Any, v_cache: Any, indices: Any) -> None:
+    """The same to blocks."""
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        cache.transpose(1, 2)[indices // BLOCK_SIZE, indices % BLOCK_SIZE] = x
 
 
 def gather_cache(k_cache: Any, v_cache: Any, indices: Any, k: Any, v: Any) -> None:
@@ -88,6 +101,7 @@ def append_to_window(k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
 
 PYTORCH: dict[str, Run] = {
     "store_cache": store_cache,
+    BLOCKS: store_in_blocks,
     "gather_cache": gather_cache,
     "set_mla_kv_buffer": set_mla_kv_buffer,
     "set_mla_kv_buffer_fp8": reference.set_mla_kv_buffer_fp8,
@@ -120,6 +134,17 @@ def sgl_kernel(op: str) -> Run:
     return concat_mla_q if op == "concat_mla_q" else package.concat_mla_k  # type: ignore[no-any-return]
 
 
+def vllm() -> Run:
+    """The store of vLLM to blocks of any strides, whose scales a store in bfloat16 does not read."""
+    kernel = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
+
+    def store(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+        scale = k.new_empty(1, dtype=torch.float32)
+        kernel(k, v, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slots, "auto", scale, scale)
+
+    return store
+
+
 def check(op: str, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     wanted = [x.clone() for x in arguments]
@@ -132,7 +157,9 @@ def provided(op: str, provider: str) -> Run:
     """The op by one of those that have all ops."""
     if provider == "torch.compile":
         return torch.compile(PYTORCH[op], dynamic=False)
-    own: Run = getattr(ops["kvcache"], op)
+    own: Run = functools.partial(ops["kvcache"].store_cache, heads_first=True)
+    if op != BLOCKS:
+        own = getattr(ops["kvcache"], op)
     return own if provider == "sgljit" else PYTORCH[op]
 
 
@@ -146,14 +173,19 @@ def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     names = ["sgljit", *(["SGLang"] if peers is not None and op in OF_SGLANG else []), *from_pytorch(device)]
     if op in CONCATENATIONS and device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None:
         names.insert(1, "sgl_kernel")
+    if op == BLOCKS and device == "cuda" and importlib.util.find_spec("vllm") is not None:
+        names.insert(1, "vLLM")
     latent = op in OF_LATENTS
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
-        others = {"SGLang": lambda: sglang(peers, op, size), "sgl_kernel": lambda: sgl_kernel(op)}
+        others = {"SGLang": lambda: sglang(peers, op, size), "sgl_kernel": lambda: sgl_kernel(op), "vLLM": vllm}
         kernel = others[provider]() if provider in others else provided(op, provider)
         check(op, kernel, make(op, 9, size, device))
-        num_bytes = sum(x.numel() * x.itemsize for x in make(op, tokens, size, device) if x.ndim > 1)
+        arguments = make(op, tokens, size, device)
+        num_bytes = sum(x.numel() * x.itemsize for x in arguments if x.ndim > 1)
+        if op == BLOCKS:  # which a few tokens do not fill
+            num_bytes = 2 * sum(x.numel() * x.itemsize for x in arguments[:2])
         return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=num_bytes, seconds=0.03)
 
     most = 4096 if op in CONCATENATIONS else 16384

@@ -25,6 +25,15 @@ Rows rows_of(const char* name, const TensorView& tensor) {
   return tensor.dim() == 2 ? rows(name, tensor) : heads(name, tensor);
 }
 
+/// The slots of a cache, which has as many dimensions, or four: those of blocks.
+Rows slots_of(const char* name, const TensorView& cache, const TensorView& indices, bool heads_first, bool is_written) {
+  if (heads_first && cache.dim() != 4) [[unlikely]]
+    throw Error(
+        "ValueError", name, ": heads_first is for a cache of blocks, [blocks, heads, block_size, dim], got ", cache);
+  const auto slots = cache.dim() == 4 ? heads_of_blocks(name, cache, heads_first) : rows_of(name, cache);
+  return indexed(slots, "indices", indices, is_written);
+}
+
 /// Refuses rows that are not one for each element of the index, and of the dtype and size of those of the cache: a copy
 /// keeps every bit.
 void refuse_other(const Rows& x, const Rows& cache) {
@@ -77,16 +86,18 @@ void copy_parts(bool reads, const Part (&parts)[2]) {
   copy({}, {words(parts[0]), words(parts[1])});
 }
 
-void store_cache(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices) {
+void store_cache(
+    TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices, bool heads_first) {
   const auto slots = [&](const char* name, const TensorView& cache) {
-    return indexed(rows_of(name, cache), "indices", indices, true);
+    return slots_of(name, cache, indices, heads_first, true);
   };
   copy_parts(false, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
 }
 
-void gather_cache(TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v) {
+void gather_cache(
+    TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v, bool heads_first) {
   const auto slots = [&](const char* name, const TensorView& cache) {
-    return indexed(rows_of(name, cache), "indices", indices);
+    return slots_of(name, cache, indices, heads_first, false);
   };
   copy_parts(true, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
 }
@@ -107,7 +118,7 @@ void store_latent(const Rows& bytes, const Rows& nope, const Rows& rope) {
   auto& program = latent<Scale>;
   const auto scales = bytes.slice(512, 16).in_words(4), rest = bytes.slice(512 + 16, 128).in_words(2);
   auto q = bytes.slice(0, 512);
-  q.word = dtype_of<__nv_fp8_e4m3>::value;
+  q.dtype = dtype_of<__nv_fp8_e4m3>::value;
   program({}, {program.rows(F::x = nope, F::q = q, F::scales = scales), program.rows(F::x = rope, F::rest = rest)});
 }
 

@@ -274,6 +274,60 @@ def test_shared_memory_is_refused(device):
     assert not memory.any()
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_blocks_may_be_any_distance_apart(size, heads_first, device):
+    """All memory of the caches is compared, also what lies between their blocks."""
+    torch.manual_seed(0)
+    k, v = torch.randn(9, 4, 6, device=device), torch.randn(9, 4, 10, device=device)
+    slots = torch.randperm(7 * size, device=device)[: min(9, 7 * size - 1)]
+    slots[0] = -1
+    k, v = k[: len(slots)], v[: len(slots)]
+    for gap, behind in ((0, 0), (0, 5), (3, 0), (2, 7)):
+        caches = []
+        for x in (k, v):
+            shape = (7, 4, size, x.shape[2]) if heads_first else (7, size, 4, x.shape[2])
+            row = x.shape[2] + gap
+            strides = (shape[1] * shape[2] * row + behind, shape[2] * row, row, 1)
+            memory = torch.full((7 * strides[0],), 7.0, device=device)
+            caches.append(memory.as_strided(shape, strides))
+        wanted = [x._base.clone().as_strided(x.shape, x.stride()) for x in caches]
+        reference.store_cache(k, v, *wanted, slots, heads_first=heads_first)
+        family.store_cache(k, v, *caches, slots, heads_first=heads_first)
+        for cache, expected in zip(caches, wanted, strict=True):
+            assert torch.equal(cache._base, expected._base)
+        read = [torch.full_like(x, 3.0) for x in (k, v)]
+        family.gather_cache(*caches, slots.abs(), *read, heads_first=heads_first)
+        expected = [torch.full_like(x, 3.0) for x in (k, v)]
+        reference.gather_cache(*wanted, slots.abs(), *expected, heads_first=heads_first)
+        assert all(map(torch.equal, read, expected))
+
+
+def test_blocks_that_do_not_fit_are_refused(device):
+    given, cache = stored(device), zeros(2, 2, 1, 8, device=device)
+    apart = zeros(2, 2, 2, 1, 8, device=device)
+    for changed, error, text in (
+        ({"k_cache": cache[..., :6]}, TensorMatchError, "for k, .*for a row: expected 6, that of k_cache, but got 8"),
+        ({"k_cache": zeros(2, 2, 2, 8, device=device)}, TensorMatchError, "such as heads: expected 1 but got 2"),
+        ({"k_cache": cache.transpose(0, 3)}, TensorMatchError, "side by side, but got a stride of 16"),
+        ({"k_cache": apart[:, 0].expand(2, 2, 3, 8)}, TensorMatchError, "rows of a block share memory"),
+        ({"k_cache": zeros(2, 2, 2, 1, 8, device=device)}, TensorMatchError, "expected 3 but got 5"),
+        ({"v_cache": cache, "k_cache": cache}, ValueError, "rows of k_cache share memory|rows of v_cache share memory"),
+        (
+            {"heads_first": True},
+            ValueError,
+            r"^k_cache: heads_first is for a cache of blocks, \[blocks, heads, block_si",
+        ),
+    ):
+        with pytest.raises(error, match=f"(?s){text}"):
+            family.store_cache(**{**given, **changed})
+    family.store_cache(**{**given, "k_cache": apart[:, 0], "v_cache": apart[:, 1]})
+    if device.type == "cpu":
+        index = {"indices": torch.tensor([0, 4])}
+        with pytest.raises(TensorMatchError, match="element 1 is 4, and k_cache has 4 rows"):
+            family.store_cache(**{**given, "k_cache": apart[:, 0], "v_cache": apart[:, 1], **index})
+
+
 @pytest.mark.parametrize("scale_ue8m0", [False, True])
 def test_a_latent_row_in_fp8_is_within_half_a_step_of_the_exact_quotient(scale_ue8m0, device):
     torch.manual_seed(0)
