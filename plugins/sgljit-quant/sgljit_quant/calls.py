@@ -40,15 +40,15 @@ def per_token_group_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, An
 
 
 def masked_group_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
-    """Rows of usual hidden sizes, and what they become between the products of an expert: a kernel is for a size."""
+    """Usual sizes of rows before both products of an expert, for any number of rows: a kernel is for a size."""
     for size in (2048, 4096, 7168) if model is None else ():
         rows = {
-            "input": TensorSpec((8, TOKENS, size), "bfloat16"),
-            "output_q": TensorSpec((8, TOKENS, size), "float8_e4m3fn"),
-            "counts": TensorSpec((8,), "int32"),
+            "input": TensorSpec((TOKENS, 128, size), "bfloat16"),
+            "output_q": TensorSpec((TOKENS, 128, size), "float8_e4m3fn"),
+            "counts": TensorSpec((TOKENS,), "int32"),
         }
-        yield {**rows, "output_s": TensorSpec((8, TOKENS, size // 128), "float32")}
-        yield {**rows, "output_s": TensorSpec((8, TOKENS, size // 512), "int32"), "scale_ue8m0": True}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 128, size // 128), "float32")}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 128, size // 512), "int32"), "scale_ue8m0": True}
 
 
 def per_token_quant_int8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
