@@ -177,8 +177,8 @@ inline Rows quantized_rows(const Rows& like, const char* name, const TensorView&
 
 /// \brief A tensor [rows, n] of float32 with any strides: the scales of rows, or of the groups of each.
 /// \throws TensorMatchError if it has another dtype or number of dimensions.
-inline Rows scales(const char* name, const TensorView& tensor, DebugInfo location = {}) {
-  return values(name, tensor, location).typed<float>(location);
+inline Rows scales(const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {}) {
+  return values(name, tensor, dims, location).typed<float>(location);
 }
 
 /// \brief The one scale of all rows, a tensor [1] of float32.
@@ -211,6 +211,13 @@ inline Rows of_groups(const Rows& scales) {
   return result;
 }
 
+/// \brief Refuses packed exponents of scales that need not be powers of two.
+/// \throws ValueError with the name of the op.
+inline void check_powers(const char* op, const TensorView& output_s, bool scale_ue8m0) {
+  if (is_type<std::int32_t>(output_s.dtype()) && !scale_ue8m0) [[unlikely]]
+    throw Error("ValueError", op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
+}
+
 /// \brief A tensor [rows, ceil(groups / 4)] of int32 with any strides: the exponents of groups of 128, four to a word,
 /// the first in its lowest byte. Bytes of a last word beyond the groups are left.
 struct PackedExponents {
@@ -228,26 +235,26 @@ struct PackedExponents {
     }
   };
 
+  /// \param dims as in `values`.
   /// \throws TensorMatchError if it does not fit to `like`.
-  PackedExponents(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {})
-      : m_groups(div_ceil(like.columns, kGroup)), m_bytes(values(name, tensor, location)) {
-    const auto words = div_ceil(m_groups, kWord);
-    if (like.columns % kGroup != 0 || m_bytes.count != like.count || m_bytes.columns != words) [[unlikely]]
+  PackedExponents(const Rows& like, const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {})
+      : m_groups(div_ceil(like.columns, kGroup)), m_bytes(values(name, tensor, dims, location)) {
+    const auto count = div_ceil(m_groups, kWord);
+    if (like.columns % kGroup != 0 || m_bytes.count != like.count || m_bytes.columns != count) [[unlikely]]
       m_bytes.raise(
-          location, {"Size mismatch: expected [", like.count, ", ", words, "], a word for each ", kWord * kGroup,
+          location, {"Size mismatch: expected [", like.count, ", ", count, "], a word for each ", kWord * kGroup,
                      " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
-    m_bytes.word = dtype_of<std::uint8_t>::value;
+    m_bytes.dtype = dtype_of<std::uint8_t>::value;
     m_bytes.takes_bytes = true;
-    m_bytes.stride *= kWord;
-    m_bytes.inner = words;
-    m_bytes.inner_stride = kWord * m_bytes.element_stride;
-    m_bytes.columns = kWord;
-    m_bytes.element_stride = 1;
+    for (auto* stride : {&m_bytes.stride, &m_bytes.inner_stride, &m_bytes.element_stride}) *stride *= kWord;
   }
 
   /// \brief For a program of whole rows.
   Rows of_rows() const {
-    return m_bytes.inner <= 1 ? m_bytes.slice(0, m_groups) : m_bytes;
+    auto result = m_bytes;
+    result.columns = m_groups;
+    result.is_packed = true;
+    return result;
   }
   /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
   template <typename F, typename Bind>
@@ -255,9 +262,12 @@ struct PackedExponents {
     const auto rest = m_groups % kWord;
     const Part whole = {0, m_groups / kWord, kWord}, last = {whole.words, 1, rest};
     const auto rows = [&](const Part& part) {
-      auto bytes = m_bytes.slice(0, part.groups);
-      bytes.data = static_cast<char*>(m_bytes.data) + part.first * m_bytes.inner_stride;
+      auto bytes = m_bytes;
+      bytes.columns = part.groups;
       bytes.inner = part.words;
+      bytes.inner_stride = m_bytes.element_stride;
+      bytes.element_stride = 1;
+      bytes.data = static_cast<char*>(m_bytes.data) + part.first * bytes.inner_stride;
       return bind(part, bytes);
     };
     if (rest == 0) return of_one(f, {rows(whole)});
@@ -267,7 +277,7 @@ struct PackedExponents {
 
  private:
   std::int64_t m_groups;
-  Rows m_bytes;  ///< those of a word are an inner row
+  Rows m_bytes;
 };
 
 /// \brief How an op quantises its result; Python passes the fields one after the other.
@@ -299,8 +309,7 @@ struct QuantizedProgram {
       const QuantizedAs& as, const sgl::Bound<kIndex, Rows>&... bound) {
     if (as.is_static && as.scale_ue8m0) [[unlikely]]
       throw Error("ValueError", op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
-    if (is_type<std::int32_t>(output_s.dtype()) && !as.is_static && !as.scale_ue8m0) [[unlikely]]
-      throw Error("ValueError", op, ": output_s of int32 holds exponents of scales, so it needs scale_ue8m0=True");
+    if (!as.is_static) check_powers(op, output_s, as.scale_ue8m0);
     const auto q = quantized_rows(like, "output_q", output_q, like.location);
     if (as.round_first) s_run(m_rounded, f, like, output_s, as, Names::q = q, bound...);
     else s_run(m_exact, f, like, output_s, as, Names::q = q, bound...);
@@ -339,14 +348,14 @@ struct QuantizedProgram {
     };
     if (as.is_static) return call(by.given, given_scale("output_s", output_s, location), bound...);
     if (is_type<std::int32_t>(output_s.dtype())) {
-      const PackedExponents packed(like, "output_s", output_s, location);
+      const PackedExponents packed(like, "output_s", output_s, 2, location);
       if constexpr (!kIsMap) return call(by.packed, packed.of_rows(), bound...);
       else
         return packed.run(by.packed, by.packed_and_rest, {f}, [&](const auto& part, const Rows& exponents) {
           return by.packed.rows(sgl::Bound<kIndex, Rows>{part.of(bound.value)}..., Names::scale = exponents);
         });
     }
-    const auto scale = scales("output_s", output_s, location);
+    const auto scale = scales("output_s", output_s, 2, location);
     if (scale.columns == 1) return call_one(by.row, by.row_power, of_groups(scale), bound...);
     if constexpr (!kIsMap) call_one(by.group, by.group_power, scale, bound...);
     else call_one(by.row, by.row_power, of_groups(scale), sgl::Bound<kIndex, Rows>{in_groups(bound.value, kGroup)}...);

@@ -283,11 +283,18 @@ struct ProgramRow {
   }
 
   /// \brief Waits for the kernel before this one, and reads the indexes of the row: all at once, as rows wait for them.
-  SGL_DEVICE void begin() {
+  /// \return whether there is something to do: none of the threads that share a row that is not counted has.
+  SGL_DEVICE bool begin() {
     PDLWaitPrimary();
+    if constexpr ((kPlaces & sgl::kIsCounted) != 0) {
+      const auto* counts = static_cast<const int32_t*>(m_segment.counts);
+      m_has_row = m_has_row && (counts == nullptr || m_inner < counts[m_outer]);
+      if (kAllHaveRows && !m_has_row) return false;  // lanes of a part of a warp take part in reductions
+    }
     if constexpr (kHasIndexes) {
       m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
     }
+    return true;
   }
 
   /// \brief The number of elements.
@@ -674,6 +681,10 @@ struct ProgramRow {
       if (m_is_indexed(operand) && outer < 0) return nullptr;
     }
     char* row = static_cast<char*>(place.data) + outer * place.stride;
+    if constexpr ((kPlaces & sgl::kInBlocks) != 0) {
+      const auto& more = m_segment.more[operand];
+      if (m_is_indexed(operand)) row += static_cast<int64_t>(__umul64hi(outer, more.block_inverse)) * more.block_gap;
+    }
     if constexpr ((kPlaces & sgl::kIsFlat) == 0) row += m_inner * place.inner_stride;
     return row;
   }
@@ -907,7 +918,7 @@ struct ProgramRow {
       if (part.index % kLanes != 0 || !m_is_there(kOperand, row)) return;
       const int64_t group = part.index / kLanes;
       void* place = has(kOperand, sgl::kOneValue)
-                        ? pointer::offset(row, group / 4 * m_segment.places[kOperand].inner_stride, group % 4)
+                        ? pointer::offset(row, group / 4 * m_segment.more[kOperand].group_stride, group % 4)
                         : pointer::offset(row, group * m_segment.more[kOperand].group_stride);
       float floats[kTogether];
       output.value.open(part).get(0, floats);
@@ -950,7 +961,7 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
     const int64_t row =
         segment.vector_inverse == 0 ? vector : static_cast<int64_t>(__umul64hi(vector, segment.vector_inverse));
     Row view(segment, row, vector - row * segment.vectors, smem);
-    view.begin();
+    if (!view.begin()) return;
     view.finish(sgl::details::run_segment<kNumber>(f, view));
   } else {
     constexpr uint32_t kThreads = kRow.threads;
@@ -961,7 +972,7 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
     if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of part of a warp take part in reductions
     const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
     Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
-    view.begin();
+    if (!view.begin()) return;
     view.finish(sgl::details::run_segment<kNumber>(f, view));
   }
 }

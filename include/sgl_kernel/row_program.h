@@ -305,7 +305,9 @@ inline sgl::RowPlace place_of(const Rows& rows) {
 }
 
 inline sgl::RowPlaceMore more_of(const Rows& rows) {
-  return {rows.index != nullptr ? rows.index->data_ptr() : nullptr, rows.element_stride * rows.element_bytes()};
+  const auto bytes = rows.element_bytes(), gap = rows.block_stride - rows.block * rows.stride;
+  const auto inverse = rows.block <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(rows.block) + 1;
+  return {rows.index != nullptr ? rows.index->data_ptr() : nullptr, rows.element_stride * bytes, gap * bytes, inverse};
 }
 
 /// How the blocks of a program share its rows, and a multiprocessor's registers.
@@ -425,7 +427,9 @@ struct ProgramCall {
       segment.paired = from.paired;
       segment.vectors = from.vectors;
       segment.vector_inverse = from.vector_inverse;
+      segment.counts = nullptr;
       for (int n = 0; n < kOperands; ++n) {
+        if (const auto* counts = segments[i].rows[n]->counts) segment.counts = counts->data_ptr();
         segment.places[n] = place_of(*segments[i].rows[n]);
         segment.more[n] = more_of(*segments[i].rows[n]);
       }
@@ -850,14 +854,19 @@ inline void match_pairs(const Rows& rows, const Roles& roles, SegmentPlan& segme
   segment.paired = paired;
 }
 
-/// Refuses an index that names rows which are not there: its elements from `first` on, which are at `data`.
+/// Refuses an index that names rows which are not there, or counts of more rows than there are: elements from `first`
+/// on, which are at `data`.
 inline void check_index(
-    const Rows& rows, const void* data, std::int64_t first, std::int64_t count, DebugInfo location) {
+    const Rows& rows, const void* data, std::int64_t first, std::int64_t count, bool are_counts, DebugInfo location) {
   const bool is_long = is_type<std::int64_t>(rows.index->dtype());
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t row =
         is_long ? static_cast<const std::int64_t*>(data)[i] : static_cast<const std::int32_t*>(data)[i];
-    if (row < rows.count && (row >= 0 || rows.skips_negative)) continue;
+    if (are_counts ? row >= 0 && row <= rows.inner : row < rows.count && (row >= 0 || rows.skips_negative)) continue;
+    if (are_counts)
+      rows.raise_about_index(
+          location, {"Count out of range: element ", first + i, " is ", row, ", and ", rows.name, " has ", rows.inner,
+                     " rows for each"});
     rows.raise_about_index(
         location, {"Index out of range: element ", first + i, " is ", row, ", and ", rows.name, " has ", rows.count,
                    " rows", row < 0 && !rows.skips_negative ? "; this op skips no negative ones" : ""});
@@ -865,7 +874,8 @@ inline void check_index(
 }
 
 /// The same of an index on a device: copies it to the host, which waits for all that is in the stream before.
-[[gnu::cold, gnu::noinline]] inline void check_index_of_device(const Rows& rows, DLDevice device, DebugInfo location) {
+[[gnu::cold, gnu::noinline]] inline void check_index_of_device(
+    const Rows& rows, DLDevice device, bool are_counts, DebugInfo location) {
   constexpr std::int64_t kCopied = 1024;
   std::int64_t copy[kCopied] = {};
   const auto& api = driver::api();
@@ -884,8 +894,23 @@ inline void check_index(
     driver::check(
         api.MemcpyDtoHAsync(copy, data + first * bytes, static_cast<std::size_t>(count * bytes), stream), location);
     driver::check(api.StreamSynchronize(stream), location);
-    check_index(rows, copy, first, count, location);
+    check_index(rows, copy, first, count, are_counts, location);
   }
+}
+
+/// Checks the index of rows, or counts in its place.
+inline void match_index(const Rows& rows, DLDevice device, bool are_counts, DebugInfo location) {
+  const auto& index = *rows.index;
+  if (!is_type<std::int32_t>(index.dtype()) && (are_counts || !is_type<std::int64_t>(index.dtype())))
+    rows.raise_about_index(
+        location,
+        {"DType mismatch: expected ", are_counts ? "int32" : "one of [int32, int64]", " but got ", index.dtype()});
+  if (!::host::operator==(index.device(), device))
+    rows.raise_about_index(location, {"Device mismatch: expected ", device, " but got ", index.device()});
+  const bool on_cpu = device.device_type == kDLCPU;
+  if (!checks_indices(on_cpu)) return;
+  if (on_cpu) check_index(rows, index.data_ptr(), 0, index.numel(), are_counts, location);
+  else check_index_of_device(rows, device, are_counts, location);
 }
 
 /// Refuses memory with which the result would depend on the order of the rows: of one segment, or of two.
@@ -950,7 +975,6 @@ inline void match_segment(
   }
   if (like == nullptr) like = operands[0];
   segment.is_map = roles.reductions == 0 && roles.kept == 0 && (roles.pairs | roles.writes_value) == 0;
-  const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.is_kept = roles.kept > 0;
   segment.is_neox = roles.is_neox;
   segment.has_groups = roles.group_size != 0;
@@ -963,6 +987,19 @@ inline void match_segment(
   inner = inner_of(*like);
   num_rows = outer * inner;
   if (number == 0) plan.device = like->tensor.device();
+  for (int i = 0; i < num_operands; ++i) {
+    if (operands[i]->counts == nullptr) continue;
+    auto rows = *operands[i];
+    rows.inner = inner;
+    rows.index = rows.counts;
+    rows.index_name = rows.counts_name;
+    if (rows.index->numel() != outer)
+      rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", rows.index->numel()});
+    match_index(rows, plan.device, true, location);
+    plan.places |= sgl::kIsCounted;
+    has_gaps = true;
+  }
+  const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.columns = like->columns;
   segment.elements = sgl::kWordBytes;
   segment.least_bytes = sgl::kWordBytes;
@@ -1004,15 +1041,10 @@ inline void match_segment(
           {"Size mismatch for a row: expected whole groups of ", roles.group_size, " but got ", segment.columns});
     if (rows.element_stride != 1 && !is_of_groups && !is_list)
       rows.raise(location, {"Stride mismatch: expected the elements of a row side by side"});
-    // The bytes of groups may be those of words, as inner rows of four bytes.
-    const auto groups = roles.group_size != 0 ? segment.columns / roles.group_size : 0;
-    const bool is_of_words = is_of_groups && inner == 1 && rows.inner > 1 && rows.element_bytes() == 1;
-    const auto own_inner = is_of_words ? div_ceil(groups, std::int64_t{4}) : inner;
     const auto columns = is_list        ? roles.list_size
                          : is_value     ? 1
                          : is_of_pairs  ? rows.columns
-                         : is_of_words  ? 4
-                         : is_of_groups ? groups
+                         : is_of_groups ? segment.columns / roles.group_size
                                         : segment.columns;
     if (rows.columns != columns)
       rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
@@ -1022,24 +1054,17 @@ inline void match_segment(
         rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", outer_of(rows)});
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});
     }
-    if (!is_for_all && inner_of(rows) != own_inner && (rows.inner != Rows::kForAllInner || is_written))
+    if (!is_for_all && inner_of(rows) != inner && (rows.inner != Rows::kForAllInner || is_written))
       rows.raise(
           location,
-          {"Size mismatch for the rows of each, such as heads: expected ", own_inner, " but got ", inner_of(rows)});
-    std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value || is_of_words ? sgl::kOneValue : 0);
+          {"Size mismatch for the rows of each, such as heads: expected ", inner, " but got ", inner_of(rows)});
+    std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value || rows.is_packed ? sgl::kOneValue : 0);
     if (rows.index != nullptr) {
-      const auto index_type = rows.index->dtype();
-      if (!is_type<std::int32_t>(index_type) && !is_type<std::int64_t>(index_type))
-        rows.raise_about_index(location, {"DType mismatch: expected one of [int32, int64] but got ", index_type});
-      if (!::host::operator==(rows.index->device(), plan.device))
-        rows.raise_about_index(
-            location, {"Device mismatch: expected ", plan.device, " but got ", rows.index->device()});
-      place |= is_type<std::int32_t>(index_type) ? sgl::kIndexed : sgl::kLongIndexed;
-      const bool on_cpu = plan.device.device_type == kDLCPU;
-      if (checks_indices(on_cpu)) {
-        if (on_cpu) check_index(rows, rows.index->data_ptr(), 0, rows.index->numel(), location);
-        else check_index_of_device(rows, plan.device, location);
-      }
+      match_index(rows, plan.device, false, location);
+      place |= is_type<std::int32_t>(rows.index->dtype()) ? sgl::kIndexed : sgl::kLongIndexed;
+      if (rows.block != 0) plan.places |= sgl::kInBlocks;
+    } else if (rows.block != 0) {
+      rows.raise(location, {"Stride mismatch: rows of blocks that lie apart need an index"});
     }
     const auto types = static_cast<std::uint64_t>(code) << 4 * i;
     const auto places = place << 4 * i;
@@ -1063,8 +1088,8 @@ inline void match_segment(
     if (!is_for_all && !is_of_pairs && bytes > segment.element_bytes) segment.element_bytes = bytes;
     const bool has_stride = (outer > 1 || rows.index != nullptr) && !is_one_row;
     const auto word = widest_word(
-        rows.data, has_stride ? rows.stride * bytes : 0, rows.inner > 1 ? rows.inner_stride * bytes : 0,
-        segment.is_map ? 0 : rows.columns * bytes);
+        rows.data, has_stride ? rows.stride * bytes : 0, rows.block_stride * bytes,
+        rows.inner > 1 ? rows.inner_stride * bytes : 0, segment.is_map ? 0 : rows.columns * bytes);
     if (word < bytes)
       raise(
           "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",
@@ -1116,12 +1141,18 @@ inline void refuse_meeting_rows(
          "overlapping"});
   };
   // A row that is written over an index would send later rows anywhere: it was checked before.
-  const auto refuse_over_index = [&](const Rows& written, const Rows& indexed) {
-    if (!rows_meet(written.memory(), indexed.index_memory())) return;
+  const auto refuse_over = [&](const Rows& written, const TensorView* index, const char* name) {
+    if (index == nullptr) return;
+    const MemoryRows memory(index->data_ptr(), index->numel() * (index->dtype().bits / 8));
+    if (!rows_meet(written.memory(), memory)) return;
     raise(
-        "ValueError", {written.name, " shares memory with ", indexed.index_name, ", at ", location, ": ", written.name,
-                       " is ", written.tensor, ", ", indexed.index_name, " is ", *indexed.index,
-                       ". A call must not write to an index that it reads"});
+        "ValueError",
+        {written.name, " shares memory with ", name, ", at ", location, ": ", written.name, " is ", written.tensor,
+         ", ", name, " is ", *index, ". A call must not write to an index that it reads"});
+  };
+  const auto refuse_over_index = [&](const Rows& written, const Rows& indexed) {
+    refuse_over(written, indexed.index, indexed.index_name);
+    refuse_over(written, indexed.counts, indexed.counts_name);
   };
   const unsigned asks = roles.asks(), writes = roles.all_writes();
   const unsigned other_asks = other_roles.asks(), other_writes = other_roles.all_writes();
@@ -1134,8 +1165,8 @@ inline void refuse_meeting_rows(
       const Rows& other = *others[j];
       const bool writes_other = (other_writes >> j & 1) != 0;
       if ((other_asks >> j & 1) == 0) continue;
-      if (writes_one && other.index != nullptr) refuse_over_index(one, other);
-      if (writes_other && !is_one && one.index != nullptr) refuse_over_index(other, one);
+      if (writes_one && (other.index != nullptr || other.counts != nullptr)) refuse_over_index(one, other);
+      if (writes_other && !is_one && (one.index != nullptr || one.counts != nullptr)) refuse_over_index(other, one);
       if (!writes_one && !writes_other) continue;
       if (is_one && i == j) {
         if (rows_overlap(memory)) refuse(one, one);

@@ -33,19 +33,27 @@ struct Rows {
   DebugInfo location = {};            ///< where the argument became rows, in errors
   DLDataType dtype = tensor.dtype();  ///< of the elements as a program takes them, see `in_words`
 
+  std::int64_t block = 0;              ///< rows of a block, where blocks lie apart; an index counts the rows of all
+  std::int64_t block_stride = 0;       ///< from block to block, in elements
+  bool is_packed = false;              ///< bytes for groups, four to a word, the words `element_stride` apart
+  const TensorView* counts = nullptr;  ///< how many inner rows of each of the `count` there are, see `counted`
+  const char* counts_name = nullptr;   ///< of the argument, in errors
+
   std::int64_t element_bytes() const {
     return static_cast<std::int64_t>(dtype_bytes(dtype));
   }
   /// \brief Where the rows lie, for `rows_meet` and `rows_overlap`.
   MemoryRows memory() const {
-    const auto bytes = element_bytes();
+    const auto bytes = element_bytes(), inner_rows = inner == kForAllInner ? 1 : inner;
+    if (block != 0) {  // whole blocks
+      const auto width = (block - 1) * stride + (inner_rows - 1) * inner_stride + columns;
+      return {data, width * bytes, {count / block, block_stride * bytes}};
+    }
     const RowDimension outer = {count, stride * bytes};
-    if (element_stride != 1) return {data, bytes, outer, {columns, element_stride * bytes}};
-    return {data, columns * bytes, outer, {inner == kForAllInner ? 1 : inner, inner_stride * bytes}};
-  }
-  /// \brief The index in memory, if there is one.
-  MemoryRows index_memory() const {
-    return {index->data_ptr(), index->numel() * (index->dtype().bits / 8)};
+    const auto size = is_packed ? 4 : bytes, sizes = is_packed ? div_ceil(columns, std::int64_t{4}) : columns;
+    if (element_stride * bytes != size)  // the same element of all inner rows is side by side
+      return {data, inner_rows * size, outer, {sizes, element_stride * bytes}};
+    return {data, sizes * size, outer, {inner_rows, inner_stride * bytes}};
   }
   /// \brief These rows, whose elements are float32, float16 or bfloat16.
   /// \throws TensorMatchError for another dtype.
@@ -64,7 +72,7 @@ struct Rows {
   /// \brief The bytes, 1, 2 or 4, of the widest words that these rows consist of.
   std::int64_t word_bytes() const {
     const auto bytes = element_bytes();
-    const auto widest = widest_word(data, stride * bytes, inner_stride * bytes, columns * bytes);
+    const auto widest = widest_word(data, stride * bytes, inner_stride * bytes, block_stride * bytes, columns * bytes);
     return widest < 4 ? widest : 4;
   }
   /// \brief These rows as words of so many bytes, for a program that copies them: one kernel serves every dtype.
@@ -74,7 +82,7 @@ struct Rows {
     if (bytes > word_bytes() || element_stride != 1 || (bytes != 1 && bytes != 2 && bytes != 4)) [[unlikely]]
       raise({}, {"Size mismatch: expected rows of whole words of ", bytes, " bytes, side by side"});
     auto result = *this;
-    for (auto* count : {&result.columns, &result.stride, &result.inner_stride})
+    for (auto* count : {&result.columns, &result.stride, &result.inner_stride, &result.block_stride})
       *count = *count * element_bytes() / bytes;
     result.dtype = bytes == 4   ? DLDataType{kDLFloat, 32, 1}
                    : bytes == 2 ? DLDataType{kDLBfloat, 16, 1}
@@ -84,7 +92,7 @@ struct Rows {
   }
   /// \brief Whether all rows together could be one.
   bool has_no_gaps() const {
-    return stride == columns && inner == 1 && index == nullptr && element_stride == 1;
+    return stride == columns && inner == 1 && index == nullptr && element_stride == 1 && counts == nullptr;
   }
   /// \brief Part `i` of each row, cut into `n` parts of equal size.
   /// \param i from 0 to n - 1.
@@ -136,6 +144,12 @@ rows_like(const Rows& like, const char* name, const TensorView& tensor, DebugInf
 [[nodiscard]] SGL_INLINE Rows
 heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugInfo location = {});
 
+/// \brief The heads of a tensor [blocks, tokens, heads, size], or with `heads_first` of [blocks, heads, tokens, size],
+/// for `indexed`: element i of the index names token i % tokens of block i / tokens.
+/// \throws TensorMatchError if it has other dimensions, gaps inside a row, or rows of a block that share memory.
+[[nodiscard]] SGL_INLINE Rows
+heads_of_blocks(const char* name, const TensorView& tensor, bool heads_first = false, DebugInfo location = {});
+
 /// \brief Rows that go with all inner rows of the others, one by one: the angles of a token, for each of its heads.
 [[nodiscard]] inline Rows repeated(const Rows& rows) {
   auto result = rows;
@@ -144,9 +158,18 @@ heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugIn
   return result;
 }
 
-/// \brief A tensor [rows, n] with any strides: n values of each row, such as the scales of its groups.
-/// \throws TensorMatchError if it has another number of dimensions.
-[[nodiscard]] SGL_INLINE Rows values(const char* name, const TensorView& tensor, DebugInfo location = {});
+/// \brief A tensor [rows, n] with any strides: n values of each row, such as the scales of its groups. With `dims` of 3
+/// a tensor [tokens, heads, n]; the values of a head, or one value of all heads of a token, are side by side.
+/// \throws TensorMatchError if it has another number of dimensions, or other strides.
+[[nodiscard]] SGL_INLINE Rows values(const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {});
+
+/// \brief Rows of which only the first `counts[i]` heads of token i are there, as with experts that have fewer tokens
+/// than there is room for. Said of one operand, it holds for its set: no other row is read or written.
+///
+/// `counts` is int32, with an element for each token from 0 to the number of heads, which is checked as an index is.
+/// \throws TensorMatchError if the counts have another form.
+[[nodiscard]] SGL_INLINE Rows
+counted(const Rows& rows, const char* name, const TensorView& counts, DebugInfo location = {});
 
 /// \brief The rows that an index names, one for each of its elements: `index` is int32 or int64, of one dimension.
 ///
@@ -298,14 +321,53 @@ SGL_INLINE Rows heads(const char* name, const TensorView& tensor, std::int64_t s
   return result;
 }
 
-SGL_INLINE Rows values(const char* name, const TensorView& tensor, DebugInfo location) {
+SGL_INLINE Rows heads_of_blocks(const char* name, const TensorView& tensor, bool heads_first, DebugInfo location) {
   Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
   result.location = location;
-  if (tensor.ndim() != 2) result.raise(location, {"Dimension mismatch: expected 2 but got ", tensor.ndim()});
+  if (tensor.ndim() != 4) result.raise(location, {"Dimension mismatch: expected 4 but got ", tensor.ndim()});
+  if (tensor.size(3) > 1 && tensor.stride(3) != 1)
+    result.raise(
+        location,
+        {"Stride mismatch: expected the elements of a row side by side, but got a stride of ", tensor.stride(3)});
+  const int of_tokens = heads_first ? 2 : 1, of_heads = heads_first ? 1 : 2;
+  const auto blocks = tensor.size(0), tokens = tensor.size(of_tokens);
+  result.count = blocks * tokens;
+  result.columns = tensor.size(3);
+  result.inner = tensor.size(of_heads);
+  result.inner_stride = result.inner <= 1 ? result.columns : tensor.stride(of_heads);
+  result.stride = tokens > 1 ? tensor.stride(of_tokens) : tensor.stride(0);
+  if (blocks <= 1 || tokens <= 1 || tensor.stride(0) == tokens * result.stride) return result;
+  if (rows_overlap({result.data, result.columns, {tokens, result.stride}, {result.inner, result.inner_stride}}))
+    result.raise(location, {"Stride mismatch: rows of a block share memory"});
+  result.block = tokens;
+  result.block_stride = tensor.stride(0);
+  return result;
+}
+
+SGL_INLINE Rows values(const char* name, const TensorView& tensor, int dims, DebugInfo location) {
+  Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
+  result.location = location;
+  if (tensor.ndim() != dims)
+    result.raise(location, {"Dimension mismatch: expected ", dims, " but got ", tensor.ndim()});
   result.count = tensor.size(0);
-  result.columns = tensor.size(1);
+  result.columns = tensor.size(-1);
   result.stride = tensor.stride(0);
-  result.element_stride = tensor.stride(1);
+  result.element_stride = tensor.stride(-1);
+  if (dims == 2) return result;
+  result.inner = tensor.size(1);
+  result.inner_stride = result.inner > 1 ? tensor.stride(1) : 1;
+  if (result.columns <= 1) result.element_stride = 1;
+  if (result.inner_stride != 1 && result.element_stride != 1)
+    result.raise(
+        location, {"Stride mismatch: expected a stride of 1 for dimension 1 or 2, but got ", result.inner_stride,
+                   " and ", result.element_stride});
+  return result;
+}
+
+SGL_INLINE Rows counted(const Rows& rows, const char* name, const TensorView& counts, DebugInfo location) {
+  auto result = rows;
+  result.counts = indexed(rows, name, counts, false, location).index;  // they have its form
+  result.counts_name = name;
   return result;
 }
 

@@ -13,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FAMILIES = {
-    "activation": 5,
+    "activation": 6,
     "norm": 12,
-    "quant": 5,
+    "quant": 6,
     "rope": 6,
-    "kvcache": 4,
+    "kvcache": 7,
     "moe": 6,
     "sampling": 2,
     "hicache": 5,

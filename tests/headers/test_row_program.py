@@ -565,6 +565,67 @@ def test_a_call_that_writes_to_an_index_is_refused(programs, device):
     assert torch.equal(floats[:24].view(3, 8), table[:3, 0])
 
 
+@each_device
+@each_dtype
+def test_only_the_first_rows_that_are_counted_are_computed(programs, device, dtype):
+    """Rows of a part of a warp, of a warp, of a block, and ones that are read again in each pass."""
+    shapes = ((0, 3, 8), (3, 0, 8), (1, 1, 256), (5, 4, 8), (3, 33, 256), (4, 3, 5120), (2, 2, 40_001))
+    for outer, inner, columns in shapes:
+        x = random(outer, inner, columns, dtype=dtype, device=device)
+        counts = torch.arange(outer, dtype=torch.int32, device=device) * inner // max(outer - 1, 1)
+        out, expected = poisoned(x), poisoned(x)
+        for i, count in enumerate(counts.tolist()):
+            expected[i, :count] = x[i, :count].double().softmax(-1)
+        programs.counted_softmax(x, out, counts)
+        torch.testing.assert_close(
+            out.double(), expected.double(), rtol=2 * CLOSE[dtype], atol=CLOSE[dtype], equal_nan=True
+        )
+
+
+@each_device
+def test_counts_are_of_one_set_of_rows(programs, device):
+    k, v = (random(4, 3, 16, dtype=torch.float32, device=device) for _ in "kv")
+    counts, outs = torch.tensor([3, 0, 1, 2], dtype=torch.int32, device=device), (poisoned(k), poisoned(v))
+    programs.counted_copies(k, outs[0], counts, v, outs[1])
+    for i, count in enumerate(counts.tolist()):
+        assert torch.equal(outs[0][i, :count], k[i, :count])
+        assert outs[0][i, count:].isnan().all()
+    assert torch.equal(outs[1], v)
+
+
+@each_device
+def test_wrong_counts_are_refused(programs, device):
+    x = torch.ones(2, 3, 8, device=device)
+    out, counts = poisoned(x), torch.tensor([3, 0], dtype=torch.int32, device=device)
+    wrong = {
+        "DType mismatch: expected int32 but got int64": counts.long(),
+        "Size mismatch: expected 2 elements but got 1": counts[:1],
+        "Dimension mismatch: expected 1 but got 2": counts[:, None],
+        "Stride mismatch: expected the elements side by side, but got a stride of 0": counts[:1].expand(2),
+    }
+    if device == "cpu":
+        wrong["Count out of range: element 0 is 4, and x has 3 rows for each"] = counts + 1
+        wrong["Count out of range: element 1 is -1, and x has 3 rows for each"] = counts - 1
+    else:
+        wrong["Device mismatch: expected cuda:0 but got cpu"] = counts.cpu()
+    for text, bad in wrong.items():
+        with pytest.raises(TensorMatchError, match=f"(?s)for counts, .*{text}"):
+            programs.counted_softmax(x, out, bad)
+    over = torch.zeros(48, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"^out shares memory with counts, at "):
+        programs.counted_softmax(x, over.view(torch.float32).view(2, 3, 8), over[:2])
+    assert out.isnan().all()
+
+
+@pytest.mark.gpu
+def test_counts_that_nobody_checks_are_bounded(programs):
+    x = torch.ones(2, 3, 8, device="cuda")
+    out = poisoned(x)
+    programs.counted_softmax(x, out, torch.tensor([4, -1], dtype=torch.int32, device="cuda"))
+    assert (out[0] == 1 / 8).all()
+    assert out[1].isnan().all()
+
+
 def test_segments_that_share_memory_are_refused(programs):
     x, weight = torch.ones(3, 4, 64), torch.ones(64)
     with pytest.raises(ValueError, match="rows of q share memory with each other or with other rows of k"):
@@ -646,7 +707,7 @@ def test_a_warp_shares_each_of_few_rows_with_pairs_unless_a_sum_depends_on_it():
     assert found == {"kNone": {(2, 32), (8, 8)}, "kPlain": {(8, 8)}}
 
 
-FLAT, IS_MAP, HAS_TAIL = 1 << 63, 1 << 46, 1 << 47
+FLAT, COUNTED, IN_BLOCKS, IS_MAP, HAS_TAIL = 1 << 63, 1 << 62, 1 << 61, 1 << 46, 1 << 47
 KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for all are held, types, places, shapes
     ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
@@ -670,6 +731,10 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Ranked", 3, 1024, 0, True, 0x500, FLAT | 0x880, shape(0, 0, 1, 1024)),
     ("Chained", 3, 512, 0, True, 0x032, FLAT | 0x800, shape(4096, 0, 8, 512)),
     ("Copy", 2, 128, 0, True, 0x22, 0x20, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
+    ("Softmax", 2, 128, 0, True, 0x22, COUNTED, shape(256, 0, 8, 32)),
+    ("Softmax", 2, 128, 0, True, 0x22, COUNTED | FLAT, shape(64, 0, 8, 8)),
+    ("Copy", 2, 128, 0, True, 0x22, COUNTED, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
+    ("Copy", 2, 128, 0, True, 0x22, IN_BLOCKS | 0x20, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
     ("Affine", 3, 128, 0, True, 0x222, FLAT | 0x040, IS_MAP | HAS_TAIL | shape(0, 0, 8, 0)),
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(6, 2, 1, 8), shape(6, 2, 1, 8)),
     ("Attention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),

@@ -64,7 +64,7 @@ def same_bits(first: Any, second: Any) -> bool:
         return len(first) == len(second) and all(map(same_bits, first, second))
     if not isinstance(first, torch.Tensor):
         return bool(first == second)
-    raw = (one.contiguous().flatten().view(torch.uint8) for one in (first, second))
+    raw = (one.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8) for one in (first, second))
     return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
 
 

@@ -94,6 +94,12 @@ struct ProgramRow {
         m_inner(segment.inner == 1 ? 0 : row % segment.inner),
         m_memory(memory) {}
 
+  /// \brief Whether the row is one of those that are counted.
+  [[gnu::always_inline]] bool is_there() const {
+    if constexpr ((kPlaces & sgl::kIsCounted) == 0) return true;
+    const auto* counts = static_cast<const std::int32_t*>(m_segment.counts);
+    return counts == nullptr || m_inner < counts[m_outer];
+  }
   /// \brief The number of elements.
   [[gnu::always_inline]] float size() const {
     return static_cast<float>(m_columns);
@@ -252,7 +258,13 @@ struct ProgramRow {
     if constexpr (s_has(kOperand, sgl::kLongIndexed))
       outer = static_cast<const std::int64_t*>(m_segment.more[kOperand].index)[outer];
     if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;
-    return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
+    std::int64_t gaps = 0;
+    if constexpr ((kPlaces & sgl::kInBlocks) != 0 && s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed)) {
+      __extension__ using wide_t = unsigned __int128;
+      const auto& more = m_segment.more[kOperand];
+      gaps = static_cast<std::int64_t>(static_cast<wide_t>(outer) * more.block_inverse >> 64) * more.block_gap;
+    }
+    return pointer::offset(place.data, outer * place.stride, gaps, m_inner * place.inner_stride);
   }
 
   /// A value's elements in memory of this row.
@@ -410,14 +422,14 @@ struct ProgramRow {
       *static_cast<element_t<kOperand>*>(m_find<kOperand>()) = static_cast<element_t<kOperand>>(output.value);
     } else if constexpr (sgl::details::kIsGrouped<T>) {
       using U = element_t<kOperand>;
-      auto* place = static_cast<char*>(m_find<kOperand>());
-      const auto to_word = m_segment.places[kOperand].inner_stride - 4;
-      for (std::int64_t i = 0, group = 0; i < m_columns; i += T::kGroupSize) {
+      void* begin = m_find<kOperand>();
+      const auto distance = m_segment.more[kOperand].group_stride;
+      for (std::int64_t i = 0, group = 0; i < m_columns; i += T::kGroupSize, ++group) {
         float value[1];
         output.value.open(details::RowPart<1>{i, 1}).get(0, value);
-        *reinterpret_cast<U*>(place) = from_float<U>(value[0]);
-        place += m_segment.more[kOperand].group_stride;
-        if (s_has(kOperand, sgl::kOneValue) && ++group % 4 == 0) place += to_word;
+        void* place = s_has(kOperand, sgl::kOneValue) ? pointer::offset(begin, group / 4 * distance, group % 4)
+                                                      : pointer::offset(begin, group * distance);
+        *static_cast<U*>(place) = from_float<U>(value[0]);
       }
     }
   }
@@ -460,7 +472,7 @@ void run_segment(
         [&]<int kFloats>(Vectors<kFloats>, std::int64_t row, std::int64_t first, std::int64_t count)
             __attribute__((always_inline)) {
               const ProgramRow<kOperands, kTypes, kPlaces, kFloats> piece(segment, row, nullptr, first, first + count);
-              piece.finish(program(piece));
+              if (piece.is_there()) piece.finish(program(piece));
             });
   } else {
     for_rows(
@@ -473,7 +485,7 @@ void run_segment(
                 std::align_val_t{kLine}));
           using Row = ProgramRow<kOperands, kTypes, kPlaces, kFloats>;
           auto first = begin;
-          if constexpr ((kForm & sgl::kKeeps) == 0) {
+          if constexpr ((kForm & sgl::kKeeps) == 0 && (kPlaces & sgl::kIsCounted) == 0) {
             for (; segment.columns <= kShort && first + kTogether <= end; first += kTogether) {
               Found<Row, decltype(program(Row(segment, 0, nullptr, 0, 0)))> found[kTogether];
               SGL_ROLLED_LOOP
@@ -492,7 +504,7 @@ void run_segment(
           }
           for (; first < end; ++first) {
             const Row row(segment, first, memory, 0, segment.columns);
-            row.finish(program(row));
+            if (row.is_there()) row.finish(program(row));
           }
           end_streams();
           ::operator delete(memory, std::align_val_t{kLine});

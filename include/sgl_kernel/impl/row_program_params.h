@@ -16,19 +16,21 @@ struct RowPlace {
   SGL_FIELDS(data, stride, inner_stride)
 };
 
-/// \brief What few operands have: an index, whose element number `outer` is in place of outer; and the distance of the
-/// values of its groups, in bytes.
+/// \brief What few operands have: an index, whose element number `outer` is in place of outer; the distance of the
+/// values of its groups, in bytes; and what a row of an index is further away for each block that is before its own.
 struct RowPlaceMore {
   const void* index;
   long long group_stride;
-  SGL_FIELDS(index, group_stride)
+  long long block_gap;
+  unsigned long long block_inverse;  ///< 2^64 / the rows of a block, rounded up; 0 for no blocks
+  SGL_FIELDS(index, group_stride, block_gap, block_inverse)
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
 /// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
-/// \brief Among these bits: no segment has inner rows.
-inline constexpr unsigned long long kIsFlat = 1ull << 63;
+/// \brief Among these bits: no segment has inner rows; a segment has counts; rows of an index lie in blocks.
+inline constexpr unsigned long long kIsFlat = 1ull << 63, kIsCounted = 1ull << 62, kInBlocks = 1ull << 61;
 /// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
 /// row keeps values in memory of its own.
 inline constexpr unsigned kIsMap = 1, kKeeps = 2;
@@ -83,9 +85,10 @@ struct RowSegment {
   unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
   long long first_block;
   long long columns;
-  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
+  long long paired;    ///< the first elements of a row, which make pairs; 0 for none
+  const void* counts;  ///< int32: how many inner rows of each outer one there are; null for all
   RowPlaceMore more[kOperands];
-  SGL_FIELDS(places, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired, more)
+  SGL_FIELDS(places, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired, counts, more)
 };
 
 /// \brief The parameters of a program.

@@ -13,11 +13,19 @@ __all__ = [
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "silu_and_mul",
+    "silu_and_mul_masked_quant",
     "silu_and_mul_quant",
 ]
 
 if TYPE_CHECKING:
-    from .ops import clamped_swiglu, gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
+    from .ops import (
+        clamped_swiglu,
+        gelu_and_mul,
+        gelu_tanh_and_mul,
+        silu_and_mul,
+        silu_and_mul_masked_quant,
+        silu_and_mul_quant,
+    )
 else:
     from sgljit_core.lazy import attributes
 

@@ -49,6 +49,18 @@ def silu_and_mul_quant(model: ModelShape | None) -> Calls:
         yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
 
 
+def silu_and_mul_masked_quant(model: ModelShape | None) -> Calls:
+    """Experts of Qwen3-MoE and DeepSeek-V3: a kernel is for a size."""
+    for size in (768, 2048) if model is None else ():
+        rows = {
+            "input": TensorSpec((TOKENS, 128, 2 * size), "bfloat16"),
+            "output_q": TensorSpec((TOKENS, 128, size), "float8_e4m3fn"),
+            "counts": TensorSpec((TOKENS,), "int32"),
+        }
+        yield {**rows, "output_s": TensorSpec((TOKENS, 128, size // 128), "float32")}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 128, -(-size // 512)), "int32"), "scale_ue8m0": True}
+
+
 def _calls(model: ModelShape | None, activation: str) -> Calls:
     shapes = [(4096, dtype) for dtype in ("float16", "bfloat16", "float32")]
     if model is not None:

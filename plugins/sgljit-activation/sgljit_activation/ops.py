@@ -173,3 +173,39 @@ def silu_and_mul_quant(
         ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
             ``scale_ue8m0``; that comes with ``is_static``.
     """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def silu_and_mul_masked_quant(
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``silu_and_mul_quant`` with a scale for each 128 neighbours, of the first ``counts[e]`` tokens of each expert e.
+
+    All other rows of ``output_q`` and ``output_s`` stay as they are, and those of ``input`` are not read. One launch.
+
+    Args:
+        input: [experts, tokens, 2 * d], float16, bfloat16 or float32, on a CUDA device or the CPU: the gate, then
+            ``up``. Experts and tokens may be any distance apart, elements of a row may not. On CUDA ``d`` is at most
+            4096 loads of 16 bytes or less.
+        output_q: [experts, tokens, d], float8_e4m3fn, with distances of its own.
+        output_s: [experts, tokens, d / 128], float32, or with ``scale_ue8m0`` also int32, [experts, tokens, ceil(d /
+            512)], as in ``silu_and_mul_quant``. The last dimension is contiguous, or the tokens of an expert are side
+            by side, as DeepGEMM takes them.
+        counts: [experts], int32. On the CPU one below 0 or above the number of tokens is refused, unless
+            ``SGLJIT_CHECK_INDICES=0``; on CUDA only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait. Without
+            a check one below 0 counts as 0, and one above as all.
+        round_first: as in ``silu_and_mul_quant``.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above; a count is
+            refused.
+        ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
+            ``scale_ue8m0``.
+    """

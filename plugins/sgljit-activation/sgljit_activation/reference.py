@@ -103,6 +103,21 @@ def silu_and_mul_quant(
     output_q.copy_(quotient.nan_to_num(nan=0.0).round().clamp(-128, 127) if is_int8 else quotient.clamp(-448, 448))
 
 
+def silu_and_mul_masked_quant(
+    input: torch.Tensor,  # noqa: A002 - as the op
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+) -> None:
+    """The first ``counts[e]`` tokens of each expert, one expert after the other."""
+    for x, q, scales, count in zip(input, output_q, output_s, counts.tolist(), strict=True):
+        options = {"round_first": round_first, "scale_ue8m0": scale_ue8m0}
+        silu_and_mul_quant(x[:count], q[:count], scales[:count], **options)
+
+
 def _power(scale: torch.Tensor) -> torch.Tensor:
     """The smallest power of two that is not below, and 2**127 at most."""
     fraction, exponent = torch.frexp(scale)

@@ -60,6 +60,21 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                             yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}
 
 
+def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Every dtype, experts without a token, with some and with all, scales in rows, in columns and in words."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for experts, rows, size in ((0, 3, 128), (3, 0, 128), (4, 5, 768), (3, 67, 2048)):
+            x = (torch.randn(experts, rows, 2, 2 * size, device=device) * 4).to(dtype)[:, :, 1]
+            counts = torch.arange(experts, dtype=torch.int32, device=device) * rows // max(experts - 1, 1)
+            q = torch.empty(experts, rows, size, dtype=torch.float8_e4m3fn, device=device)
+            sample = {"input": x, "output_q": q, "counts": counts}
+            yield {**sample, "output_s": torch.zeros(experts, rows, size // 128, device=device)}
+            in_columns = torch.zeros(experts, size // 128, rows + 1, device=device).mT[:, :rows]
+            yield {**sample, "output_s": in_columns, "scale_ue8m0": True, "round_first": True}
+            words = torch.zeros(experts, -(-size // 512), rows + 1, dtype=torch.int32, device=device).mT[:, :rows]
+            yield {**sample, "output_s": words, "scale_ue8m0": True}
+
+
 def _of_powers(rows: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
     """By rows, and packed in words by columns."""
     yield torch.empty(rows, size // 128, device=device)

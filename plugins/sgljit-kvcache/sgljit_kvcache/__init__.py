@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING
 
 from ._version import __version__
 
-__all__ = ["__version__", "append_to_window", "gather_cache", "set_mla_kv_buffer", "store_cache"]
+__all__ = [
+    "__version__",
+    "append_to_window",
+    "concat_mla_k",
+    "concat_mla_q",
+    "gather_cache",
+    "set_mla_kv_buffer",
+    "set_mla_kv_buffer_fp8",
+    "store_cache",
+]
 
 if TYPE_CHECKING:
-    from .ops import append_to_window, gather_cache, set_mla_kv_buffer, store_cache
+    from .ops import (
+        append_to_window,
+        concat_mla_k,
+        concat_mla_q,
+        gather_cache,
+        set_mla_kv_buffer,
+        set_mla_kv_buffer_fp8,
+        store_cache,
+    )
 else:
     from sgljit_core.lazy import attributes
 

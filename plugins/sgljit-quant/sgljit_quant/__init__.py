@@ -10,6 +10,7 @@ from ._version import __version__
 __all__ = [
     "__version__",
     "column_major_scales",
+    "masked_group_quant_fp8",
     "packed_scales",
     "per_tensor_quant_fp8",
     "per_token_group_quant_fp8",
@@ -21,6 +22,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .layouts import column_major_scales, packed_scales
     from .ops import (
+        masked_group_quant_fp8,
         per_tensor_quant_fp8,
         per_token_group_quant_fp8,
         per_token_group_quant_int8,

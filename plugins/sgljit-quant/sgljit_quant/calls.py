@@ -39,6 +39,18 @@ def per_token_group_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, An
         yield {**_rows(4096, dtype), "output_s": packed, "scale_ue8m0": True}
 
 
+def masked_group_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
+    """Usual sizes of rows before both products of an expert, for any number of rows: a kernel is for a size."""
+    for size in (2048, 4096, 7168) if model is None else ():
+        rows = {
+            "input": TensorSpec((TOKENS, 128, size), "bfloat16"),
+            "output_q": TensorSpec((TOKENS, 128, size), "float8_e4m3fn"),
+            "counts": TensorSpec((TOKENS,), "int32"),
+        }
+        yield {**rows, "output_s": TensorSpec((TOKENS, 128, size // 128), "float32")}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 128, size // 512), "int32"), "scale_ue8m0": True}
+
+
 def per_token_quant_int8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
     """Hidden states of one usual size, and rows of any."""
     for dtype in ("float16", "bfloat16") if model is None else ():

@@ -102,6 +102,42 @@ def per_token_group_quant_fp8(
 
 
 @FAMILY.op(mutates=("output_q", "output_s"))
+def masked_group_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    eps: float = 1e-10,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``per_token_group_quant_fp8`` in groups of 128, of the first ``counts[e]`` tokens of each expert e.
+
+    All other rows of ``output_q`` and ``output_s`` stay as they are, and those of ``input`` are not read. One launch.
+
+    Args:
+        input: [experts, tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Experts and tokens
+            may be any distance apart, elements of a row may not. On CUDA a row is at most 4096 loads of 16 bytes or
+            less.
+        output_q: float8_e4m3fn, of the input's shape, with distances of its own.
+        output_s: [experts, tokens, hidden / 128], float32, or with ``scale_ue8m0`` also int32, [experts, tokens,
+            ceil(hidden / 512)], as in ``per_token_group_quant_fp8``. The last dimension is contiguous, or the tokens of
+            an expert are side by side, as ``column_major_scales`` and ``packed_scales`` make them.
+        counts: [experts], int32. On the CPU one below 0 or above the number of tokens is refused, unless
+            ``SGLJIT_CHECK_INDICES=0``; on CUDA only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait. Without
+            a check one below 0 counts as 0, and one above as all.
+        eps: at least 0; the magnitude of a group counts as no less.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above; a count is
+            refused.
+        ValueError: an output shares memory with itself or another argument; ``eps`` is negative or NaN; ``output_s`` is
+            int32 without ``scale_ue8m0``.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
 def per_token_quant_int8(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output_q: torch.Tensor,

@@ -55,10 +55,24 @@ def per_token_group_quant_fp8(
         output_s.copy_(scale.squeeze(-1))
         return
     biased = torch.log2(scale).squeeze(-1).long() + 127
-    for group in range(biased.shape[1]):
-        word, shift = output_s[:, group // 4], 8 * (group % 4)
-        bits = (word.long() & ~(0xFF << shift)) | (biased[:, group] << shift)
+    for group in range(biased.shape[-1]):
+        word, shift = output_s[..., group // 4], 8 * (group % 4)
+        bits = (word.long() & ~(0xFF << shift)) | (biased[..., group] << shift)
         word.copy_((bits & 0xFFFFFFFF).where(bits & 0x80000000 == 0, (bits & 0xFFFFFFFF) - (1 << 32)))
+
+
+def masked_group_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    eps: float = 1e-10,
+    scale_ue8m0: bool = False,
+) -> None:
+    """The first ``counts[e]`` tokens of each expert, one expert after the other."""
+    for x, q, scales, count in zip(input, output_q, output_s, counts.tolist(), strict=True):
+        per_token_group_quant_fp8(x[:count], q[:count], scales[:count], eps=eps, scale_ue8m0=scale_ue8m0)
 
 
 def per_token_quant_int8(

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .layouts import column_major_scales, packed_scales
+
 Sample = dict[str, Any]
 
 
@@ -40,6 +42,21 @@ def per_token_group_quant_fp8(device: torch.device) -> Iterator[Sample]:
                     if group_size == 128:
                         packed = torch.zeros(tokens, -(-groups // 4), dtype=torch.int32, device=device)
                         yield {**sample, "output_s": packed, "scale_ue8m0": True}
+
+
+def masked_group_quant_fp8(device: torch.device) -> Iterator[Sample]:
+    """Every dtype, experts without a token, with some and with all, scales in rows, in columns and in words."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for experts, tokens, groups in ((0, 3, 1), (3, 0, 2), (1, 1, 1), (4, 5, 6), (3, 130, 56)):
+            x = torch.randn(experts, tokens, 2, groups * 128, device=device).to(dtype)[:, :, 1]
+            counts = torch.arange(experts, dtype=torch.int32, device=device) * tokens // max(experts - 1, 1)
+            sample = {"input": x, "output_q": _quantized(x), "counts": counts}
+            sizes = {"experts": experts, "device": device}
+            yield {**sample, "output_s": torch.zeros(experts, tokens, groups, device=device)}
+            in_columns = column_major_scales(tokens, groups, **sizes).zero_()
+            yield {**sample, "output_s": in_columns, "eps": 0.5, "scale_ue8m0": True}
+            packed = packed_scales(tokens, groups * 128, **sizes).zero_()
+            yield {**sample, "output_s": packed, "scale_ue8m0": True}
 
 
 def per_token_quant_int8(device: torch.device) -> Iterator[Sample]:

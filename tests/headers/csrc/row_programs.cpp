@@ -98,6 +98,22 @@ void store(
 }
 // end
 
+// example: row_program_counts
+host::RowProgram<programs::Softmax> counted_program{"row_programs.h"};
+
+void counted_softmax(host::TensorView x, host::TensorView out, host::TensorView counts) {
+  using F = programs::Softmax;
+  counted_program({}, F::x = host::counted(host::heads("x", x), "counts", counts), F::out = host::heads("out", out));
+}
+// end
+
+void counted_copies(TensorView k, TensorView k_out, TensorView counts, TensorView v, TensorView v_out) {
+  using F = Copy;
+  copy_program(
+      {}, {copy_program.rows(F::x = heads("k", k), F::out = counted(heads("k_out", k_out), "counts", counts)),
+           copy_program.rows(F::x = heads("v", v), F::out = heads("v_out", v_out))});
+}
+
 void gather(TensorView table, TensorView index, TensorView out) {
   using F = Copy;
   gather_program({}, F::x = indexed(rows("table", table), "index", index), F::out = rows("out", out));
@@ -247,6 +263,8 @@ SGL_EXPORT(per_token, (per_token))
 SGL_EXPORT(per_group_128, (per_group<128>))
 SGL_EXPORT(per_group_16, (per_group<16>))
 SGL_EXPORT(store, (store))
+SGL_EXPORT(counted_softmax, (counted_softmax))
+SGL_EXPORT(counted_copies, (counted_copies))
 SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))

@@ -6,6 +6,7 @@
 bfloat16 in; a group is 128 elements. The bytes of a call are those of the gate, the values and the output. "Two ops" is
 ``silu_and_mul`` and the quantisation of sgljit-quant. SGLang's are measured from ``--peers``,
 a folder with a ``peers.py`` that offers its kernels: it has one for groups, of up to 8192 elements in a row.
+Masked rows are those of eight experts, 1/8, 2/8, ... and all of which are counted: PyTorch's kernels compute all.
 With CI set in the environment: one small shape for each.
 """
 
@@ -28,7 +29,7 @@ from sgljit_quant.bench.kinds import Kind
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+Run = Callable[..., object]
 
 DTYPE = torch.bfloat16
 SHAPES = {
@@ -45,25 +46,27 @@ KINDS = {
     "group": Kind("per_token_group_quant_fp8", "group"),
     "group_int8": Kind("per_token_group_quant_int8", "group", torch.int8),
     "group_powers": Kind("per_token_group_quant_fp8", "powers"),
+    "masked": Kind("masked_group_quant_fp8", "group"),
     "group_packed": Kind("per_token_group_quant_fp8", "packed"),
 }
 
 
-def eager(kind: Kind, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+def eager(kind: Kind, x: torch.Tensor, *outputs: torch.Tensor) -> None:
     """The op in plain PyTorch."""
     gate, up = x.chunk(2, dim=-1)
-    kind.eager(silu(gate) * up, q, s)
+    kind.eager(silu(gate) * up, *outputs)
 
 
-def two_ops(kind: Kind, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+def two_ops(kind: Kind, x: torch.Tensor, *outputs: torch.Tensor) -> None:
     """``silu_and_mul`` and a quantisation."""
-    kind.run(ops["activation"].silu_and_mul(x), q, s)
+    kind.run(ops["activation"].silu_and_mul(x), *outputs)
 
 
 def providers(name: str, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     kind = KINDS[name]
-    runs: dict[str, Run] = {"sgljit": functools.partial(ops["activation"].silu_and_mul_quant, **kind.options)}
+    ours = functools.partial(ops["activation"].silu_and_mul_quant, **kind.options)
+    runs: dict[str, Run] = {"sgljit": ops["activation"].silu_and_mul_masked_quant if kind.is_masked else ours}
     if peers is not None and name in ("group", "group_packed"):
         runs["SGLang"] = peers.silu_and_mul_group_quant(name == "group_packed")
     runs["two ops"] = functools.partial(two_ops, kind)
@@ -83,19 +86,20 @@ def table(name: str, device: str, peers: Any) -> list[dict[str, Any]]:
             torch.compiler.reset()  # each shape is compiled separately
 
         def make() -> tuple[torch.Tensor, ...]:
-            return torch.randn(rows, 2 * size, device=device).to(DTYPE), *kind.outputs(rows, size, device)
+            x = torch.randn(rows, 2 * size, device=device).to(DTYPE)
+            return kind.of_experts(x), *kind.outputs(rows, size, device)
 
-        x, q, s = make()
+        x, *outputs = make()
         try:
-            runs[provider](x, q, s)
+            runs[provider](x, *outputs)
         except RuntimeError as error:
             if provider == "sgljit":
                 raise
             sys.stderr.write(f"{provider} does not take {rows} x {size} of {name}: {error}\n")
             return math.nan
         gate, up = x.double().chunk(2, dim=-1)
-        kind.check(silu(gate) * up, q, s, slack=2**-7)
-        return measure(runs[provider], make, num_bytes=5 * rows * size, seconds=0.03)
+        kind.check(silu(gate) * up, *outputs, slack=2**-7)
+        return measure(runs[provider], make, num_bytes=5 * int(kind.counts(rows).sum()) * size, seconds=0.03)
 
     whole = 512 if kind.scales == "packed" else 1  # PyTorch's packs whole words
     places = [place for place in get_benchmark_range(SHAPES[device], [(128, 1024)]) if place[1] % whole == 0]
@@ -125,7 +129,8 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
     page = ""
     for name in arguments.ops.split(","):
-        tables[f"silu_and_mul_quant, {name}"] = table(name, arguments.device, peers)
+        op = f"silu_and_mul{'_masked' if name == 'masked' else ''}_quant"
+        tables[f"{op}, {name}"] = table(name, arguments.device, peers)
         # So far: a run may be cut short.
         page = write_results(arguments.output, "The activation, quantised", tables, note=note, device=arguments.device)
     sys.stdout.write(page)

@@ -12,6 +12,9 @@ using F = activation::Activated<activation::SiluAndMul>;
 
 QuantizedProgram<F, true> program{"activation.h"};
 
+template <typename Scale, bool kRounds>
+RowProgram<sgl::Quantized<F, Scale, kRounds>> masked{"activation.h"};
+
 /// output_q = silu(gate) * up / output_s for the gate and up of each row of `input`; on CUDA on the current stream.
 void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as) {
   const auto x = rows("input", input).floats();
@@ -19,6 +22,28 @@ void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output
   program({}, "silu_and_mul_quant", gate, output_q, output_s, as, F::gate = gate, F::up = x.part(1, 2));
 }
 
+/// The same of the first `counts[e]` rows of each expert e, in groups of 128.
+void silu_and_mul_masked_quant(
+    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, bool round_first, bool scale_ue8m0) {
+  constexpr int kGroup = PackedExponents::kGroup;
+  const auto x = counted(heads("input", input).floats(), "counts", counts);
+  const auto gate = x.part(0, 2), up = x.part(1, 2);
+  const auto q = heads("output_q", output_q).typed<__nv_fp8_e4m3>();
+  check_powers("silu_and_mul_masked_quant", output_s, scale_ue8m0);
+  const auto run = [&]<typename Q>(RowProgram<Q>& rows_of, const Rows& scale) {
+    rows_of({}, F::gate = gate, F::up = up, Q::q = q, Q::scale = scale);
+  };
+  const auto run_by = [&]<typename Scale>(Scale, const Rows& scale) {
+    round_first ? run(masked<Scale, true>, scale) : run(masked<Scale, false>, scale);
+  };
+  if (is_type<std::int32_t>(output_s.dtype()))
+    return run_by(sgl::GroupExponent<kGroup>{}, PackedExponents(gate, "output_s", output_s, 3).of_rows());
+  const auto scale = scales("output_s", output_s, 3);
+  if (scale_ue8m0) return run_by(sgl::GroupPower<kGroup>{}, scale);
+  run_by(sgl::GroupScale<kGroup>{}, scale);
+}
+
 }  // namespace
 
+SGL_EXPORT(silu_and_mul_masked_quant, (silu_and_mul_masked_quant))
 SGL_EXPORT(silu_and_mul_quant, (silu_and_mul_quant))

@@ -2,16 +2,20 @@
 
     python -m sgljit_kvcache.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
 
-In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements. SGLang's stores are measured from
-``--peers``, a folder with a ``peers.py`` that offers them. One token is appended to windows of gpt-oss, of Gemma 3 and
-of a longer one, as in a step of decoding; PyTorch does it as transformers, which rolls, writes the token and copies.
-The bytes of a call are those that are read and written. With CI set in the environment: one small shape for each op.
+In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements, 128 heads of latent queries and keys.
+SGLang's stores are measured from ``--peers``, a folder with a ``peers.py`` that offers them, its concatenations if
+sgl_kernel is installed, and vLLM's store to blocks if that is. Blocks have 16 places, heads first. One token is
+appended to windows of gpt-oss, of Gemma 3 and of a longer one, as in a step of decoding; PyTorch does it as
+transformers, which rolls, writes the token and copies. The bytes of a call are those that are read and written. With CI
+set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +24,7 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
+from sgljit_kvcache import reference
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
@@ -29,10 +34,13 @@ HEADS = 8
 TOKENS = {"cuda": (1, 8, 64, 256, 1024, 4096, 16384), "cpu": (1, 64, 1024)}
 SHAPES = {device: [(tokens, size) for size in (64, 128, 256) for tokens in of] for device, of in TOKENS.items()}
 OTHER_SIZES = [(tokens, size) for size in (80, 96, 192) for tokens in (1, 64, 1024)]  # of heads, for store_cache
-LATENT, ROTATED = 512, 64
+LATENT, ROTATED, UNABSORBED, LATENT_HEADS = 512, 64, 128, 128
 WINDOWS = ((128, 8, 64), (1024, 4, 256), (4096, 8, 128))  # rows, heads and the size of a row
 TOKENS_OF_WINDOWS = {"cuda": (1, 8, 64), "cpu": (1, 8)}
-OPS = ("store_cache", "gather_cache", "set_mla_kv_buffer", "append_to_window")
+CONCATENATIONS = ("concat_mla_q", "concat_mla_k")
+OF_LATENTS = ("set_mla_kv_buffer", "set_mla_kv_buffer_fp8", *CONCATENATIONS)
+BLOCKS, BLOCK_SIZE = "store_cache in blocks", 16
+OPS = ("store_cache", BLOCKS, "gather_cache", *OF_LATENTS, "append_to_window")
 OF_SGLANG = ("store_cache", "set_mla_kv_buffer")
 
 
@@ -43,9 +51,20 @@ def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ..
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(tokens, *shape, device=device).bfloat16()
 
+    if op in CONCATENATIONS:
+        heads, nope = LATENT_HEADS, LATENT if op == "concat_mla_q" else UNABSORBED
+        rope = random(heads if op == "concat_mla_q" else 1, ROTATED)
+        return random(heads, nope + ROTATED), random(heads, nope), rope
+    if op == "set_mla_kv_buffer_fp8":
+        buffer = torch.zeros(tokens, 1, 656, dtype=torch.uint8, device=device)
+        return buffer, slots, random(1, LATENT), random(1, ROTATED)
     if op == "set_mla_kv_buffer":
         return random(1, LATENT + ROTATED), slots, random(1, LATENT), random(1, ROTATED)
     k, v, k_cache, v_cache = (random(HEADS, size) for _ in range(4))
+    if op == BLOCKS:
+        shape = (-(-tokens // BLOCK_SIZE), HEADS, BLOCK_SIZE, size)
+        k_cache, v_cache = (torch.zeros(shape, dtype=k.dtype, device=device) for _ in "kv")
+        return k, v, k_cache, v_cache, slots
     return (k, v, k_cache, v_cache, slots) if op == "store_cache" else (k_cache, v_cache, slots, k, v)
 
 
@@ -53,6 +72,12 @@ def store_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, indices: Any) -> Non
     """The op in plain PyTorch; no token is skipped."""
     k_cache[indices] = k
     v_cache[indices] = v
+
+
+def store_in_blocks(k: Any, v: Any, k_cache: Any, v_cache: Any, indices: Any) -> None:
+    """The same to blocks."""
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        cache.transpose(1, 2)[indices // BLOCK_SIZE, indices % BLOCK_SIZE] = x
 
 
 def gather_cache(k_cache: Any, v_cache: Any, indices: Any, k: Any, v: Any) -> None:
@@ -76,8 +101,12 @@ def append_to_window(k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
 
 PYTORCH: dict[str, Run] = {
     "store_cache": store_cache,
+    BLOCKS: store_in_blocks,
     "gather_cache": gather_cache,
     "set_mla_kv_buffer": set_mla_kv_buffer,
+    "set_mla_kv_buffer_fp8": reference.set_mla_kv_buffer_fp8,
+    "concat_mla_q": reference.concat_mla_q,
+    "concat_mla_k": reference.concat_mla_k,
     "append_to_window": append_to_window,
 }
 
@@ -95,6 +124,27 @@ def sglang(peers: Any, op: str, size: int) -> Run:
     return store
 
 
+def sgl_kernel(op: str) -> Run:
+    """SGLang's concatenations."""
+    package = importlib.import_module("sgl_kernel")
+
+    def concat_mla_q(q: Any, q_nope: Any, q_rope: Any) -> None:
+        torch.ops.sgl_kernel.concat_mla_absorb_q(q_nope, q_rope, q)
+
+    return concat_mla_q if op == "concat_mla_q" else package.concat_mla_k  # type: ignore[no-any-return]
+
+
+def vllm() -> Run:
+    """The store of vLLM to blocks of any strides, whose scales a store in bfloat16 does not read."""
+    kernel = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
+
+    def store(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+        scale = k.new_empty(1, dtype=torch.float32)
+        kernel(k, v, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slots, "auto", scale, scale)
+
+    return store
+
+
 def check(op: str, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     wanted = [x.clone() for x in arguments]
@@ -107,7 +157,9 @@ def provided(op: str, provider: str) -> Run:
     """The op by one of those that have all ops."""
     if provider == "torch.compile":
         return torch.compile(PYTORCH[op], dynamic=False)
-    own: Run = getattr(ops["kvcache"], op)
+    own: Run = functools.partial(ops["kvcache"].store_cache, heads_first=True)
+    if op != BLOCKS:
+        own = getattr(ops["kvcache"], op)
     return own if provider == "sgljit" else PYTORCH[op]
 
 
@@ -119,16 +171,26 @@ def from_pytorch(device: str) -> list[str]:
 def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
     names = ["sgljit", *(["SGLang"] if peers is not None and op in OF_SGLANG else []), *from_pytorch(device)]
-    latent = op == "set_mla_kv_buffer"
+    if op in CONCATENATIONS and device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None:
+        names.insert(1, "sgl_kernel")
+    if op == BLOCKS and device == "cuda" and importlib.util.find_spec("vllm") is not None:
+        names.insert(1, "vLLM")
+    latent = op in OF_LATENTS
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
-        kernel = sglang(peers, op, size) if provider == "SGLang" else provided(op, provider)
+        others = {"SGLang": lambda: sglang(peers, op, size), "sgl_kernel": lambda: sgl_kernel(op), "vLLM": vllm}
+        kernel = others[provider]() if provider in others else provided(op, provider)
         check(op, kernel, make(op, 9, size, device))
-        elements = tokens * (2 * size if latent else 4 * HEADS * size)
-        return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=2 * elements, seconds=0.03)
+        arguments = make(op, tokens, size, device)
+        num_bytes = sum(x.numel() * x.itemsize for x in arguments if x.ndim > 1)
+        if op == BLOCKS:  # which a few tokens do not fill
+            num_bytes = 2 * sum(x.numel() * x.itemsize for x in arguments[:2])
+        return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=num_bytes, seconds=0.03)
 
-    shapes = [(tokens, LATENT + ROTATED) for tokens in TOKENS[device]] if latent else SHAPES[device]
+    most = 4096 if op in CONCATENATIONS else 16384
+    size = (UNABSORBED if op == "concat_mla_k" else LATENT) + ROTATED
+    shapes = [(tokens, size) for tokens in TOKENS[device] if tokens <= most] if latent else SHAPES[device]
     shapes = [*shapes, *(OTHER_SIZES if op == "store_cache" else [])]
     places = get_benchmark_range(shapes, shapes[1:2])
     return sweep(run, ["tokens", "size"], places, names)

@@ -14,6 +14,8 @@ using namespace host;
 using kvcache::Copy;
 
 RowProgram<Copy, 2> copy{"kvcache.h"};
+template <typename Scale>
+RowProgram<kvcache::Latent<Scale>, 2> latent{"kvcache.h"};
 
 Kernel<kvcache::Window> append{"window.cuh", "kvcache::append"};
 Deferred<void(const kvcache::Window&)> append_on_cpu{"window_cpu.cpp", "kvcache::append_on_cpu"};
@@ -21,6 +23,15 @@ Deferred<void(const kvcache::Window&)> append_on_cpu{"window_cpu.cpp", "kvcache:
 /// [tokens, heads, dim], a row for each head, or [tokens, row].
 Rows rows_of(const char* name, const TensorView& tensor) {
   return tensor.dim() == 2 ? rows(name, tensor) : heads(name, tensor);
+}
+
+/// The slots of a cache, which has as many dimensions, or four: those of blocks.
+Rows slots_of(const char* name, const TensorView& cache, const TensorView& indices, bool heads_first, bool is_written) {
+  if (heads_first && cache.dim() != 4) [[unlikely]]
+    throw Error(
+        "ValueError", name, ": heads_first is for a cache of blocks, [blocks, heads, block_size, dim], got ", cache);
+  const auto slots = cache.dim() == 4 ? heads_of_blocks(name, cache, heads_first) : rows_of(name, cache);
+  return indexed(slots, "indices", indices, is_written);
 }
 
 /// Refuses rows that are not one for each element of the index, and of the dtype and size of those of the cache: a copy
@@ -75,16 +86,18 @@ void copy_parts(bool reads, const Part (&parts)[2]) {
   copy({}, {words(parts[0]), words(parts[1])});
 }
 
-void store_cache(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices) {
+void store_cache(
+    TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices, bool heads_first) {
   const auto slots = [&](const char* name, const TensorView& cache) {
-    return indexed(rows_of(name, cache), "indices", indices, true);
+    return slots_of(name, cache, indices, heads_first, true);
   };
   copy_parts(false, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
 }
 
-void gather_cache(TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v) {
+void gather_cache(
+    TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v, bool heads_first) {
   const auto slots = [&](const char* name, const TensorView& cache) {
-    return indexed(rows_of(name, cache), "indices", indices);
+    return slots_of(name, cache, indices, heads_first, false);
   };
   copy_parts(true, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
 }
@@ -97,6 +110,65 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
     buffer.raise(
         {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", buffer.columns});
   copy_parts(false, {{nope, buffer.slice(0, nope.columns)}, {rope, buffer.slice(nope.columns, rope.columns)}});
+}
+
+template <typename Scale>
+void store_latent(const Rows& bytes, const Rows& nope, const Rows& rope) {
+  using F = kvcache::Latent<Scale>;
+  auto& program = latent<Scale>;
+  const auto scales = bytes.slice(512, 16).in_words(4), rest = bytes.slice(512 + 16, 128).in_words(2);
+  auto q = bytes.slice(0, 512);
+  q.dtype = dtype_of<__nv_fp8_e4m3>::value;
+  program({}, {program.rows(F::x = nope, F::q = q, F::scales = scales), program.rows(F::x = rope, F::rest = rest)});
+}
+
+void set_mla_kv_buffer_fp8(
+    TensorView kv_buffer, TensorView loc, TensorView k_nope, TensorView k_rope, bool scale_ue8m0) {
+  constexpr int kGroup = 128;
+  const auto buffer = indexed(rows_of("kv_buffer", kv_buffer), "loc", loc, true);
+  if (!is_type<std::uint8_t>(kv_buffer.dtype()) && !is_type<__nv_fp8_e4m3>(kv_buffer.dtype())) [[unlikely]]
+    buffer.raise({}, {"DType mismatch: expected uint8 or float8_e4m3fn but got ", kv_buffer.dtype()});
+  const auto nope = rows_of("k_nope", k_nope).floats(), rope = rows_of("k_rope", k_rope).floats().typed_as(nope);
+  const auto refuse_other = [&](const Rows& rows, std::int64_t columns) {
+    if (rows.columns != columns) [[unlikely]]
+      rows.raise({}, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
+    if (rows.index == nullptr && rows.count != loc.numel()) [[unlikely]]
+      rows.raise(
+          {}, {"Size mismatch for the number of rows: expected ", loc.numel(), ", the elements of loc, but got ",
+               rows.count});
+  };
+  refuse_other(buffer, 656);
+  refuse_other(nope, 512);
+  refuse_other(rope, 64);
+  if (scale_ue8m0) return store_latent<sgl::GroupPower<kGroup>>(buffer, nope, rope);
+  store_latent<sgl::GroupScale<kGroup>>(buffer, nope, rope);
+}
+
+/// Both parts of each head, one behind the other.
+void concat(const char* name, const TensorView& whole, const Rows& nope, const Rows& rope) {
+  const auto out = heads(name, whole);
+  for (const auto* part : {&nope, &rope}) part->typed_as(out);
+  const auto columns = nope.columns + rope.columns;
+  if (out.columns != columns) [[unlikely]]
+    out.raise(
+        {}, {"Size mismatch for a row: expected ", columns, ", those of ", nope.name, " and ", rope.name, ", but got ",
+             out.columns});
+  const auto first = out.slice(0, nope.columns), second = out.slice(nope.columns, rope.columns);
+  std::int64_t bytes = 4;
+  for (const auto* rows : {&nope, &rope, &first, &second})
+    bytes = rows->word_bytes() < bytes ? rows->word_bytes() : bytes;
+  const auto part = [&](const Rows& from, const Rows& to) {
+    return copy.rows(Copy::x = from.in_words(bytes), Copy::out = to.in_words(bytes));
+  };
+  copy({}, {part(nope, first), part(rope, second)});
+}
+
+void concat_mla_q(TensorView q, TensorView q_nope, TensorView q_rope) {
+  concat("q", q, heads("q_nope", q_nope), heads("q_rope", q_rope));
+}
+
+void concat_mla_k(TensorView k, TensorView k_nope, TensorView k_rope) {
+  concat("k", k, heads("k_nope", k_nope), repeated(rows("k_rope", k_rope)));
 }
 
 /// A tensor [batch, heads, rows, size] of a window.
@@ -214,3 +286,6 @@ SGL_EXPORT(append_to_window, (append_to_window))
 SGL_EXPORT(store_cache, (store_cache))
 SGL_EXPORT(gather_cache, (gather_cache))
 SGL_EXPORT(set_mla_kv_buffer, (set_mla_kv_buffer))
+SGL_EXPORT(set_mla_kv_buffer_fp8, (set_mla_kv_buffer_fp8))
+SGL_EXPORT(concat_mla_q, (concat_mla_q))
+SGL_EXPORT(concat_mla_k, (concat_mla_k))

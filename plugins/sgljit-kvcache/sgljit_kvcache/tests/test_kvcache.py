@@ -30,11 +30,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def test_it_keeps_every_bit(op, device):
     torch.manual_seed(0)
     for sample in FAMILY.declared()[op].samples(device):
-        wanted = {name: x.clone() for name, x in sample.items()}
+        wanted = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in sample.items()}
         getattr(reference, op)(**wanted)
         getattr(family, op)(**sample)
         for name, x in sample.items():
-            assert torch.equal(x, wanted[name]), name
+            if isinstance(x, torch.Tensor):
+                bits = torch.uint8 if x.itemsize == 1 else x.dtype
+                assert torch.equal(x.view(bits), wanted[name].view(bits)), name
 
 
 DTYPES = (
@@ -270,6 +272,130 @@ def test_shared_memory_is_refused(device):
     with pytest.raises(ValueError, match=r"k_cache shares memory with indices, .* must not write to an index"):
         family.store_cache(**stored(device, k_cache=cache, indices=memory[:2]))
     assert not memory.any()
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_blocks_may_be_any_distance_apart(size, heads_first, device):
+    """All memory of the caches is compared, also what lies between their blocks."""
+    torch.manual_seed(0)
+    k, v = torch.randn(9, 4, 6, device=device), torch.randn(9, 4, 10, device=device)
+    slots = torch.randperm(7 * size, device=device)[: min(9, 7 * size - 1)]
+    slots[0] = -1
+    k, v = k[: len(slots)], v[: len(slots)]
+    for gap, behind in ((0, 0), (0, 5), (3, 0), (2, 7)):
+        caches = []
+        for x in (k, v):
+            shape = (7, 4, size, x.shape[2]) if heads_first else (7, size, 4, x.shape[2])
+            row = x.shape[2] + gap
+            strides = (shape[1] * shape[2] * row + behind, shape[2] * row, row, 1)
+            memory = torch.full((7 * strides[0],), 7.0, device=device)
+            caches.append(memory.as_strided(shape, strides))
+        wanted = [x._base.clone().as_strided(x.shape, x.stride()) for x in caches]
+        reference.store_cache(k, v, *wanted, slots, heads_first=heads_first)
+        family.store_cache(k, v, *caches, slots, heads_first=heads_first)
+        for cache, expected in zip(caches, wanted, strict=True):
+            assert torch.equal(cache._base, expected._base)
+        read = [torch.full_like(x, 3.0) for x in (k, v)]
+        family.gather_cache(*caches, slots.abs(), *read, heads_first=heads_first)
+        expected = [torch.full_like(x, 3.0) for x in (k, v)]
+        reference.gather_cache(*wanted, slots.abs(), *expected, heads_first=heads_first)
+        assert all(map(torch.equal, read, expected))
+
+
+def test_blocks_that_do_not_fit_are_refused(device):
+    given, cache = stored(device), zeros(2, 2, 1, 8, device=device)
+    apart = zeros(2, 2, 2, 1, 8, device=device)
+    for changed, error, text in (
+        ({"k_cache": cache[..., :6]}, TensorMatchError, "for k, .*for a row: expected 6, that of k_cache, but got 8"),
+        ({"k_cache": zeros(2, 2, 2, 8, device=device)}, TensorMatchError, "such as heads: expected 1 but got 2"),
+        ({"k_cache": cache.transpose(0, 3)}, TensorMatchError, "side by side, but got a stride of 16"),
+        ({"k_cache": apart[:, 0].expand(2, 2, 3, 8)}, TensorMatchError, "rows of a block share memory"),
+        ({"k_cache": zeros(2, 2, 2, 1, 8, device=device)}, TensorMatchError, "expected 3 but got 5"),
+        ({"v_cache": cache, "k_cache": cache}, ValueError, "rows of k_cache share memory|rows of v_cache share memory"),
+        (
+            {"heads_first": True},
+            ValueError,
+            r"^k_cache: heads_first is for a cache of blocks, \[blocks, heads, block_si",
+        ),
+    ):
+        with pytest.raises(error, match=f"(?s){text}"):
+            family.store_cache(**{**given, **changed})
+    family.store_cache(**{**given, "k_cache": apart[:, 0], "v_cache": apart[:, 1]})
+    if device.type == "cpu":
+        index = {"indices": torch.tensor([0, 4])}
+        with pytest.raises(TensorMatchError, match="element 1 is 4, and k_cache has 4 rows"):
+            family.store_cache(**{**given, "k_cache": apart[:, 0], "v_cache": apart[:, 1], **index})
+
+
+@pytest.mark.parametrize("scale_ue8m0", [False, True])
+def test_a_latent_row_in_fp8_is_within_half_a_step_of_the_exact_quotient(scale_ue8m0, device):
+    torch.manual_seed(0)
+    nope, rope = torch.randn(5, 512, device=device), torch.randn(5, 64, device=device).bfloat16()
+    nope[1, :128], nope[2, 128], nope[3, 256] = 0, 1e30, torch.nan
+    buffer = torch.full((8, 1, 656), 0x55, dtype=torch.uint8, device=device)
+    slots = torch.tensor([6, 2, -1, 0, 5], device=device)
+    family.set_mla_kv_buffer_fp8(buffer, slots, nope, rope.float(), scale_ue8m0=scale_ue8m0)
+    assert (buffer[[1, 3, 4, 7]] == 0x55).all()
+    stored, exact = buffer[[6, 2, 0, 5], 0], nope[[0, 1, 3, 4]].double().view(4, 4, 128)
+    q, scale = stored[:, :512].view(torch.float8_e4m3fn).double().view(4, 4, 128), stored[:, 512:528]
+    scale = scale.contiguous().view(torch.float32).double()
+    assert q.isnan().sum() == 1
+    assert torch.equal(q.isnan(), exact.isnan())
+    exact, q = exact.nan_to_num(nan=0.0), q.nan_to_num(nan=0.0)
+    wanted = (exact.abs().amax(-1) / 448).clamp(min=2.0**-126)
+    if scale_ue8m0:
+        assert torch.equal(scale, wanted.log2().ceil().exp2())
+    else:
+        assert ((scale - wanted).abs() <= wanted * 2**-23).all()
+    error = (q * scale[..., None] - exact).abs()
+    assert (error <= (exact.abs() / 16 + scale[..., None] * 2**-10) * 1.001).all()
+    assert torch.equal(stored[:, 528:].contiguous().view(torch.bfloat16), rope[[0, 1, 3, 4]])
+
+
+def test_latent_rows_in_fp8_that_do_not_fit_are_refused(device):
+    good = {
+        "kv_buffer": zeros(4, 1, 656, device=device).byte(),
+        "loc": torch.arange(2, device=device),
+        "k_nope": torch.ones(2, 512, device=device),
+        "k_rope": torch.ones(2, 64, device=device),
+    }
+    memory = zeros(4 * 660, device=device).byte()
+    for changed, name, text in (
+        ({"kv_buffer": zeros(4, 656, device=device)}, "kv_buffer", "expected uint8 or float8_e4m3fn but got float32"),
+        ({"kv_buffer": zeros(4, 576, device=device).byte()}, "kv_buffer", "a row: expected 656 but got 576"),
+        ({"kv_buffer": memory.as_strided((4, 656), (656, 1), 1)}, "kv_buffer", "whole words of 4 bytes"),
+        ({"kv_buffer": memory.as_strided((4, 656), (658, 1))}, "kv_buffer", "whole words of 4 bytes"),
+        ({"k_nope": torch.ones(2, 256, device=device)}, "k_nope", "a row: expected 512 but got 256"),
+        ({"k_rope": torch.ones(2, 32, device=device)}, "k_rope", "a row: expected 64 but got 32"),
+        ({"k_rope": torch.ones(3, 64, device=device)}, "k_rope", "expected 2, the elements of loc, but got 3"),
+        ({"k_rope": torch.ones(2, 64, device=device).half()}, "k_rope", "expected float32, the dtype of k_nope, but"),
+        ({"loc": torch.arange(3, device=device)}, "k_nope", "expected 3, the elements of loc, but got 2"),
+    ):
+        said = rf"(?s)^set_mla_kv_buffer_fp8\(\): Tensor match failed for {name}, Tensor<.*{text}"
+        with pytest.raises(TensorMatchError, match=said):
+            family.set_mla_kv_buffer_fp8(**{**good, **changed})
+    assert not good["kv_buffer"].any()
+
+
+def test_parts_of_heads_that_do_not_fit_are_refused(device):
+    out, nope, rope = (torch.full((2, 3, size), 7.0, device=device) for size in (12, 8, 4))
+    q = {"q": out, "q_nope": nope, "q_rope": rope}
+    for changed, name, text in (
+        ({"q": out[..., :11]}, "q", "a row: expected 12, those of q_nope and q_rope, but got 11"),
+        ({"q_nope": nope[:, :2]}, "q", "the rows of each, such as heads: expected 2 but got 3"),
+        ({"q_rope": rope[:1]}, "q", "the number of rows: expected 1 but got 2"),
+        ({"q_rope": rope.half()}, "q_rope", "expected float32, the dtype of q, but got float16"),
+        ({"q": out[0]}, "q", "Dimension mismatch: expected 3 but got 2"),
+    ):
+        said = rf"(?s)^concat_mla_q\(\): Tensor match failed for {name}, Tensor<.*{text}"
+        with pytest.raises(TensorMatchError, match=said):
+            family.concat_mla_q(**{**q, **changed})
+    with pytest.raises(TensorMatchError, match=r"(?s)^concat_mla_k\(\): .* for k_rope, .*expected 2 but got 6"):
+        family.concat_mla_k(out, nope, rope)
+    with pytest.raises(ValueError, match="rows of q share memory with each other or with other rows of q_nope"):
+        family.concat_mla_q(out, out[..., 2:10], rope)
+    assert (out == 7).all()
 
 
 def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_written(device):

@@ -3,7 +3,8 @@
     python -m sgljit_quant.bench.bench_quant [--device cpu|cuda] [--peers DIR] [--output bench/results/quant.md]
 
 bfloat16 in, e4m3 or int8 out; a group is 128 elements. The bytes of a call are those of the input, read once, and of
-the output. A computed scale for a tensor larger than the last cache needs more: the input must be read twice.
+the output. A computed scale for a tensor larger than the last cache needs more: the input must be read twice. Masked
+rows are those of eight experts, 1/8, 2/8, ... and all of which are counted: PyTorch's kernels quantise all.
 ``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; sgl_kernel's are measured if it is
 installed.
 With CI set in the environment: one small shape.
@@ -26,7 +27,7 @@ from sgljit_quant.bench.kinds import Kind
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+Run = Callable[..., object]
 
 DTYPE = torch.bfloat16
 SHAPES = {
@@ -52,6 +53,7 @@ KINDS = {
     "per_token_group_quant_fp8, scales of float32": Kind("per_token_group_quant_fp8", "group"),
     "per_token_group_quant_fp8, four exponents to an int32": Kind("per_token_group_quant_fp8", "packed"),
     "per_token_group_quant_int8": Kind("per_token_group_quant_int8", "group", torch.int8),
+    "masked_group_quant_fp8, scales of float32": Kind("masked_group_quant_fp8", "group"),
 }
 PLOTTED = "per_token_quant_fp8"
 
@@ -59,7 +61,8 @@ PLOTTED = "per_token_quant_fp8"
 def providers(kind: Kind, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     runs: dict[str, Run] = {"sgljit": kind.run}
-    if peers is not None and (kind.scales != "token" or kind.dtype.is_floating_point):  # SGLang has it in Triton
+    is_of_triton = kind.scales == "token" and not kind.dtype.is_floating_point  # as SGLang has it
+    if peers is not None and not is_of_triton and not kind.is_masked:
         runs["SGLang"] = sglang(kind, peers)
     is_of_groups = kind.scales in ("group", "packed")
     is_there = device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None
@@ -120,12 +123,13 @@ def table(kind: Kind, device: str, peers: Any) -> list[dict[str, Any]]:
             torch.compiler.reset()  # each shape is compiled separately
 
         def make() -> tuple[torch.Tensor, ...]:
-            return torch.randn(tokens, hidden, device=device).to(DTYPE), *kind.outputs(tokens, hidden, device)
+            x = torch.randn(tokens, hidden, device=device).to(DTYPE)
+            return kind.of_experts(x), *kind.outputs(tokens, hidden, device)
 
         arguments = make()
         runs[provider](*arguments)
         kind.check(*arguments)
-        return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.03)
+        return measure(runs[provider], make, num_bytes=3 * int(kind.counts(tokens).sum()) * hidden, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], [(128, 1024)])
     rows = sweep(run, ["tokens", "hidden"], places, list(runs))

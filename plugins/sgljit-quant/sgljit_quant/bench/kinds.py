@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from sgljit_core import ops
-from sgljit_quant import packed_scales
+from sgljit_quant import column_major_scales, packed_scales
 
-GROUP = 128
+GROUP, EXPERTS = 128, 8
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Kind:
         return 448 if self.dtype.is_floating_point else 127
 
     @property
+    def is_masked(self) -> bool:
+        """Whether only counted rows of experts are quantised."""
+        return self.op.startswith("masked")
+
+    @property
     def options(self) -> dict[str, bool]:
         """The options of an op that asks for these scales."""
         if self.scales == "given":
@@ -44,8 +49,21 @@ class Kind:
         """The op of sgljit-quant."""
         return functools.partial(getattr(ops["quant"], self.op), **self.options)
 
-    def outputs(self, tokens: int, size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """A result and its scales."""
+    def counts(self, tokens: int) -> torch.Tensor:
+        """How many rows of each expert are counted; of one that has all, unless they are masked."""
+        experts = min(EXPERTS, tokens) if self.is_masked else 1
+        return torch.arange(1, experts + 1, dtype=torch.int32) * (tokens // experts) // experts
+
+    def of_experts(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows by experts, if they are masked."""
+        return x.view(len(self.counts(len(x))), -1, x.shape[-1]) if self.is_masked else x
+
+    def outputs(self, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
+        """A result and its scales; and the counts, if rows are masked."""
+        if self.is_masked:
+            counts = self.counts(tokens).to(device)
+            q = self.of_experts(torch.empty(tokens, size, dtype=self.dtype, device=device))
+            return q, column_major_scales(q.shape[1], size // GROUP, device, experts=len(counts)), counts
         q = torch.empty(tokens, size, dtype=self.dtype, device=device)
         if self.scales == "packed":
             return q, packed_scales(tokens, size, device)
@@ -56,7 +74,7 @@ class Kind:
         """``x`` by groups that have a scale."""
         return x.unflatten(-1, (-1, GROUP)) if self.scales in ("group", "powers", "packed") else x
 
-    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, _counts: torch.Tensor | None = None) -> None:
         """The quantisation in plain PyTorch; packed scales need whole words."""
         x = self.grouped(x.float())
         scale = s
@@ -74,15 +92,27 @@ class Kind:
         scaled = scaled if self.dtype.is_floating_point else scaled.round()
         q.copy_(scaled.clamp(-self.largest, self.largest).flatten(len(q.shape) - 1).to(self.dtype))
 
-    def check(self, exact: torch.Tensor, q: torch.Tensor, s: torch.Tensor, *, slack: float = 0) -> None:
+    def check(
+        self,
+        exact: torch.Tensor,
+        q: torch.Tensor,
+        s: torch.Tensor,
+        counts: torch.Tensor | None = None,
+        *,
+        slack: float = 0,
+    ) -> None:
         """Check that a kernel computes the op: a figure of another computation would mean nothing.
 
         SGLang's kernel of int8 cuts off where ours rounds.
 
         Args:
             exact: what is quantised.
+            counts: of the rows that are checked; all, if there are none.
             slack: the relative error of what the kernel quantises.
         """
+        if counts is not None:
+            is_counted = torch.arange(q.shape[1], device=q.device) < counts[:, None]
+            exact, q, s = exact[is_counted], q[is_counted], s[is_counted]
         if self.scales == "packed":
             exponents = s.clone(memory_format=torch.contiguous_format).view(torch.uint8)[:, : q.shape[-1] // GROUP]
             s = (exponents.float() - 127).exp2()

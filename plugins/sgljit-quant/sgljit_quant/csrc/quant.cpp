@@ -23,6 +23,8 @@ RowProgram<quant::QuantizedGroups<sgl::RowScale>> by_group{"quant.h"};
 RowProgram<quant::QuantizedGroups<sgl::RowPower>> by_group_power{"quant.h"};
 RowProgram<quant::PackedGroups> by_word{"quant.h"};
 RowProgram<quant::PackedGroups, 2> by_word_and_rest{"quant.h"};
+RowProgram<quant::QuantizedGroups<sgl::GroupScale<128>>> by_groups{"quant.h"};
+RowProgram<quant::QuantizedGroups<sgl::GroupPower<128>>> by_groups_power{"quant.h"};
 
 template <typename T>
 inline constexpr const char* kTokenOp = "per_token_quant_fp8";
@@ -166,6 +168,23 @@ void per_token_quant(TensorView input, TensorView output_q, TensorView output_s)
   by_row({}, F::x = x, F::q = q, F::scale = rows("output_s", output_s, output_s.ndim() - (input.ndim() - 1)));
 }
 
+/// Refuses an `eps` that no magnitude has.
+float checked_eps(const char* op, double eps) {
+  if (!(eps >= 0)) [[unlikely]]
+    throw Error("ValueError", op, ": eps must be at least 0, got ", eps);
+  return static_cast<float>(eps);
+}
+
+/// Refuses exponents of other groups, and of scales that need not be powers of two.
+void check_exponents(const char* op, std::int64_t group_size, bool scale_ue8m0) {
+  constexpr std::int64_t kGroup = PackedExponents::kGroup;
+  if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
+    throw Error(
+        "ValueError", op, ": output_s of int32 holds exponents of groups of ", kGroup,
+        ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
+        ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
+}
+
 /// The same with one computed scale for each group of `group_size` elements of a row. If `output_s` is int32, its words
 /// get four exponents each; the bytes of a last word beyond the groups are left.
 /// \tparam T of output_q.
@@ -173,19 +192,12 @@ template <typename T>
 void per_token_group_quant(
     TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps, bool scale_ue8m0) {
   using F = quant::PackedGroups;
-  if (!(eps >= 0)) [[unlikely]]
-    throw Error("ValueError", kGroupOp<T>, ": eps must be at least 0, got ", eps);
-  const auto least = static_cast<float>(eps);
+  const auto least = checked_eps(kGroupOp<T>, eps);
   const auto x = rows("input", input).floats();
   auto q = rows_like(x, "output_q", output_q).typed<T>();
   q.takes_bytes = true;
   if (__is_same(T, __nv_fp8_e4m3) && is_type<std::int32_t>(output_s.dtype())) {
-    constexpr std::int64_t kGroup = PackedExponents::kGroup;
-    if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
-      throw Error(
-          "ValueError", kGroupOp<T>, ": output_s of int32 holds exponents of groups of ", kGroup,
-          ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
-          ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
+    check_exponents(kGroupOp<T>, group_size, scale_ue8m0);
     const PackedExponents packed(x, "output_s", output_s);
     return packed.run(by_word, by_word_and_rest, {least}, [&](const auto& part, const Rows& exponents) {
       return by_word.rows(F::x = part.of(x), F::q = part.of(q), F::scale = exponents);
@@ -205,8 +217,27 @@ void per_token_group_quant_int8(
   per_token_group_quant<std::int8_t>(input, output_q, output_s, group_size, eps, false);
 }
 
+/// The same of the first `counts[e]` rows of each expert e, in groups of 128.
+void masked_group_quant_fp8(
+    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, double eps, bool scale_ue8m0) {
+  using F = quant::PackedGroups;
+  const char* op = "masked_group_quant_fp8";
+  const auto least = checked_eps(op, eps);
+  const auto x = counted(heads("input", input).floats(), "counts", counts);
+  const auto q = heads("output_q", output_q).typed<__nv_fp8_e4m3>();
+  const auto run = [&](auto& program, const Rows& scale) { program({least}, F::x = x, F::q = q, F::scale = scale); };
+  if (is_type<std::int32_t>(output_s.dtype())) {
+    check_exponents(op, PackedExponents::kGroup, scale_ue8m0);
+    return run(by_word, PackedExponents(x, "output_s", output_s, 3).of_rows());
+  }
+  const auto scale = scales("output_s", output_s, 3);
+  if (scale_ue8m0) run(by_groups_power, scale);
+  else run(by_groups, scale);
+}
+
 }  // namespace
 
+SGL_EXPORT(masked_group_quant_fp8, (masked_group_quant_fp8))
 SGL_EXPORT(per_tensor_quant_fp8, (per_tensor_quant_fp8))
 SGL_EXPORT(per_token_quant_fp8, (per_token_quant<__nv_fp8_e4m3>))
 SGL_EXPORT(per_token_quant_int8, (per_token_quant<std::int8_t>))

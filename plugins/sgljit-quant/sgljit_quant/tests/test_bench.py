@@ -23,6 +23,6 @@ def test_the_short_range(device: str, tmp_path: Path):
     assert result.stdout.startswith(text)
     assert f"Command: `python -m sgljit_quant.bench.bench_quant --device {device} --output quant.md`" in text
     rows = re.findall(r"^\| 128 \| 1024 \|(.+)\|$", text, re.MULTILINE)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for row in rows:
         assert len(re.findall(r"\d+\.\d\d \(\d+ %\)", row)) >= 2
