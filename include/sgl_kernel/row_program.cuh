@@ -259,6 +259,7 @@ struct ProgramRow {
     kIsHeld = kColumns > 0,
     kIsMap = kRow.is_map,
     kAllHaveRows = kIsMap || kThreads >= kWarpThreads,
+    kIsDouble = kRow.is_double,
     kHasTail = kIsMap && kRow.has_tail,
     kIsPeeled = !kIsMap && !kIsHeld && kRow.has_tail,
     kHasIndexes = (kPlaces & 0x333333333333333) != 0,
@@ -274,12 +275,14 @@ struct ProgramRow {
  public:
   /// \param thread of those that share the row, in all blocks.
   SGL_DEVICE ProgramRow(const sgl::RowSegment<kOperands>& segment, int64_t row, int64_t thread, float* smem)
-      : m_segment(segment), m_outer(row), m_thread(static_cast<decltype(m_thread)>(thread)), m_smem(smem) {
+      : m_segment(segment), m_thread(static_cast<decltype(m_thread)>(thread)), m_smem(smem) {
+    m_has_row = kAllHaveRows || row < segment.num_rows;
+    if (kIsDouble && !m_has_row) row = segment.num_rows - 2;
+    m_outer = row;
     if constexpr ((kPlaces & sgl::kIsFlat) == 0) {
       m_outer = segment.inverse == 0 ? row : static_cast<int64_t>(__umul64hi(row, segment.inverse));
       m_inner = row - m_outer * segment.inner;
     }
-    m_has_row = kAllHaveRows || row < segment.num_rows;
   }
 
   /// \brief Waits for the kernel before this one, and reads the indexes of the row: all at once, as rows wait for them.
@@ -295,6 +298,13 @@ struct ProgramRow {
       m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
     }
     return true;
+  }
+
+  /// \brief The next inner row of the same outer one.
+  SGL_DEVICE ProgramRow next() const {
+    auto result = *this;
+    ++result.m_inner;
+    return result;
   }
 
   /// \brief The number of elements.
@@ -389,10 +399,10 @@ struct ProgramRow {
     details::HeldPairs<Order, T, kOwn, kInVector ? kHeld : kHalfHeld> pairs;
     const int64_t length = kPaired / 2;
     (void)count;
-    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find(kOperand))) + index * length;
+    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find(kOperand, kIsDouble))) + index * length;
     m_each([&](const auto& part) {
       if (kInVector ? part.index * kElements < kPaired : part.held < kHalfHeld) {
-        if (m_always_has(kOperand) || m_has_row)
+        if (m_always_has(kOperand) || m_reads())
           pairs.vectors[part.held].load(
               static_cast<const void*>(begin), part.index * kElements / (kInVector ? 2 : 1) / kOwn);
       }
@@ -473,7 +483,7 @@ struct ProgramRow {
     m_reduces_row();
     m_trigger();
     auto state = sgl::details::identity_of(monoid);
-    if (m_has_row) {
+    if (m_reads()) {
       m_each([&, monoid]<typename Part>(const Part& part) {
         const auto& opened = of.open(part);
         constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
@@ -638,9 +648,21 @@ struct ProgramRow {
     return has(operand, sgl::kForAll) || (kAllHaveRows && !m_is_indexed(operand));
   }
 
-  /// Whether this thread has the row of an operand that begins there.
+  /// Whether this thread has a row to read. With `kIsDouble` those without one read the last, so that no load waits for
+  /// a branch; they store nothing.
+  SGL_DEVICE bool m_reads() const {
+    return kIsDouble || m_has_row;
+  }
+
+  /// Whether this thread can read the row of an operand that begins there.
   SGL_DEVICE bool m_is_there(int operand, const void* row) const {
+    if constexpr (kIsDouble) return true;
     return m_is_indexed(operand) ? row != nullptr : m_always_has(operand) || m_has_row;
+  }
+
+  /// Whether the row of an output is left as it is.
+  SGL_DEVICE bool m_skips(int operand) const {
+    return m_is_indexed(operand) && m_indexes[operand] < 0;
   }
 
   /// Whether vector number `k` of this thread is one of the row.
@@ -659,9 +681,9 @@ struct ProgramRow {
 
   /// The index of this row for an operand. The compiler drops those that the program does not use.
   SGL_DEVICE int64_t m_index_of(int operand) const {
-    const void* index = m_segment.more[operand].index;
+    const void* index = m_segment.places[operand].index;
     // A segment that does not use the operand has none.
-    if (!m_is_indexed(operand) || !m_has_row || index == nullptr) return -1;
+    if (!m_is_indexed(operand) || !m_reads() || index == nullptr) return -1;
     if (has(operand, sgl::kIndexed)) return static_cast<const int32_t*>(index)[m_outer];
     return static_cast<const int64_t*>(index)[m_outer];
   }
@@ -671,21 +693,23 @@ struct ProgramRow {
     ((m_indexes[I] = m_index_of(I)), ...);
   }
 
-  /// Where the row of an operand begins; null if there is none.
-  SGL_DEVICE void* m_find(int operand) const {
-    const auto& place = m_segment.places[operand];
-    if (has(operand, sgl::kForAll)) return place.data;
+  /// Where the row of an operand begins; null if there is none. With `kIsDouble` there is always one to read.
+  SGL_DEVICE void* m_find(int operand, bool is_of_all_inner = false) const {
+    if (has(operand, sgl::kForAll)) return m_segment.data[operand];
     int64_t outer = m_outer;
     if constexpr (kHasIndexes) {
       if (m_is_indexed(operand)) outer = m_indexes[operand];
-      if (m_is_indexed(operand) && outer < 0) return nullptr;
+      if (m_is_indexed(operand) && outer < 0) {
+        if constexpr (!kIsDouble) return nullptr;
+        outer = 0;
+      }
     }
-    char* row = static_cast<char*>(place.data) + outer * place.stride;
+    char* row = static_cast<char*>(m_segment.data[operand]) + outer * m_segment.stride[operand];
+    const auto& place = m_segment.places[operand];
     if constexpr ((kPlaces & sgl::kInBlocks) != 0) {
-      const auto& more = m_segment.more[operand];
-      if (m_is_indexed(operand)) row += static_cast<int64_t>(__umul64hi(outer, more.block_inverse)) * more.block_gap;
+      if (m_is_indexed(operand)) row += static_cast<int64_t>(__umul64hi(outer, place.block_inverse)) * place.block_gap;
     }
-    if constexpr ((kPlaces & sgl::kIsFlat) == 0) row += m_inner * place.inner_stride;
+    if ((kPlaces & sgl::kIsFlat) == 0 && !is_of_all_inner) row += m_inner * place.inner_stride;
     return row;
   }
 
@@ -777,7 +801,7 @@ struct ProgramRow {
     reduced_t of_vector[kHeld];
 #pragma unroll
     for (auto& one : of_vector) one = identity;
-    if (m_has_row) {
+    if (m_reads()) {
       if constexpr (kIsHeld) {
 #pragma unroll
         for (uint32_t k = 0; k < kHeld; ++k)
@@ -818,7 +842,7 @@ struct ProgramRow {
     sgl::details::Grouped<kSize, details::HeldValues<kHeld>> grouped;
 #pragma unroll
     for (auto& vector : grouped.vectors) vector.value = sgl::details::kIdentity<kMax>;
-    if (m_has_row) {
+    if (m_reads()) {
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
         if (!m_has_vector(k)) continue;
@@ -870,9 +894,9 @@ struct ProgramRow {
     if constexpr (sgl::details::kIsListed<T>) {
       using U = element_t<kOperand>;
       const auto& [f, list] = output.value;
+      if (m_skips(kOperand)) return;
       void* place = m_find(kOperand);
-      if (!m_is_there(kOperand, place)) return;
-      const auto distance = m_segment.more[kOperand].group_stride;
+      const auto distance = m_segment.places[kOperand].group_stride;
 #pragma unroll
       for (int k = 0; k < static_cast<int>(sizeof(list.states) / sizeof(list.states[0])); ++k) {
         const int i = m_listed(k);
@@ -880,9 +904,8 @@ struct ProgramRow {
       }
     } else if constexpr (sgl::details::kIsNumber<T>) {
       static_assert(has(kOperand, sgl::kOneValue), "a number is stored to an operand with one value for each row");
-      void* place = m_find(kOperand);
-      if (m_thread == 0 && m_is_there(kOperand, place))
-        *static_cast<element_t<kOperand>*>(place) = static_cast<element_t<kOperand>>(output.value);
+      if (m_thread == 0 && !m_skips(kOperand))
+        *static_cast<element_t<kOperand>*>(m_find(kOperand)) = static_cast<element_t<kOperand>>(output.value);
     }
   }
 
@@ -914,18 +937,18 @@ struct ProgramRow {
   SGL_DEVICE void m_store(const sgl::Bound<kOperand, T>& output, const Vector& vector, const Part& part) const {
     if constexpr (sgl::details::kIsGrouped<T>) {
       constexpr uint32_t kLanes = T::kGroupSize / kElements;
+      if (part.index % kLanes != 0 || m_skips(kOperand)) return;
       void* row = m_find(kOperand);
-      if (part.index % kLanes != 0 || !m_is_there(kOperand, row)) return;
       const int64_t group = part.index / kLanes;
       void* place = has(kOperand, sgl::kOneValue)
-                        ? pointer::offset(row, group / 4 * m_segment.more[kOperand].group_stride, group % 4)
-                        : pointer::offset(row, group * m_segment.more[kOperand].group_stride);
+                        ? pointer::offset(row, group / 4 * m_segment.places[kOperand].group_stride, group % 4)
+                        : pointer::offset(row, group * m_segment.places[kOperand].group_stride);
       float floats[kTogether];
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
     } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
+      if (m_skips(kOperand)) return;
       void* row = m_find(kOperand);
-      if (!m_is_there(kOperand, row)) return;
       if constexpr (details::is_same<Part, details::PeeledPart>)
         row = static_cast<element_t<kOperand>*>(row) + part.head;
       if constexpr (kHasTail) {
@@ -943,7 +966,7 @@ struct ProgramRow {
   bool m_has_row;
   float* m_smem;
   mutable uint32_t m_turn = 0;
-  mutable bool m_has_triggered = false;
+  mutable bool m_has_triggered = kIsDouble;  // `run_segment` does it, after both rows
 };
 
 namespace details {
@@ -968,12 +991,23 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
     // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
     // thread.
     constexpr bool kIsBlock = kBlock == kThreads;
-    const int64_t row = kIsBlock ? block / kRow.blocks : block * (kBlock / kThreads) + threadIdx.x / kThreads;
+    const int64_t row = kIsBlock ? block / kRow.blocks
+                                 : (block * (kBlock / kThreads) + threadIdx.x / kThreads) * (kRow.is_double ? 2 : 1);
     if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of part of a warp take part in reductions
     const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
     Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
     if (!view.begin()) return;
-    view.finish(sgl::details::run_segment<kNumber>(f, view));
+    if constexpr (kRow.is_double) {
+      // No branch and no store is between the two, so that the compiler loads once what both need.
+      const Row next = view.next();
+      const auto stores = sgl::details::run_segment<kNumber>(f, view);
+      const auto next_stores = sgl::details::run_segment<kNumber>(f, next);
+      PDLTriggerSecondary();
+      view.finish(stores);
+      next.finish(next_stores);
+    } else {
+      view.finish(sgl::details::run_segment<kNumber>(f, view));
+    }
   }
 }
 
@@ -992,7 +1026,7 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
   constexpr uint64_t kAll[] = {kShapes...}, kShape = kAll[0];
   constexpr uint32_t kOfBlock = sgl::RowShape::of(kShape).blocks > 1;  // a result that the others of the cluster read
   alignas(16) __shared__ float smem[2 * kMostTerms * (kWarpThreads + kOfBlock)];
-  if (params.triggers_first) PDLTriggerSecondary();
+  if (params.segments[0].triggers_first) PDLTriggerSecondary();
   int number = 0;
 #pragma unroll
   for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;

@@ -283,6 +283,7 @@ struct SegmentPlan {
   bool has_list = false;     ///< whose program takes long: blocks that wait for it would crowd its multiprocessors
   bool reads_again = false;  ///< whether elements are needed after a reduction of them
   bool has_sums = false;     ///< whose bits depend on how many elements a vector has
+  bool may_double = false;   ///< whether inner rows of the same outer one read much that is the same, such as angles
 
   bool operator==(const SegmentPlan&) const = default;
 };
@@ -301,13 +302,10 @@ SGL_INLINE void match_program(
 
 inline sgl::RowPlace place_of(const Rows& rows) {
   const auto bytes = rows.element_bytes();
-  return {rows.data, rows.stride * bytes, rows.inner_stride * bytes};
-}
-
-inline sgl::RowPlaceMore more_of(const Rows& rows) {
-  const auto bytes = rows.element_bytes(), gap = rows.block_stride - rows.block * rows.stride;
+  const auto* index = rows.index != nullptr ? rows.index->data_ptr() : nullptr;
+  const auto gap = rows.block_stride - rows.block * rows.stride;
   const auto inverse = rows.block <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(rows.block) + 1;
-  return {rows.index != nullptr ? rows.index->data_ptr() : nullptr, rows.element_stride * bytes, gap * bytes, inverse};
+  return {rows.inner_stride * bytes, index, rows.element_stride * bytes, gap * bytes, inverse};
 }
 
 /// How the blocks of a program share its rows, and a multiprocessor's registers.
@@ -429,9 +427,11 @@ struct ProgramCall {
       segment.vector_inverse = from.vector_inverse;
       segment.counts = nullptr;
       for (int n = 0; n < kOperands; ++n) {
-        if (const auto* counts = segments[i].rows[n]->counts) segment.counts = counts->data_ptr();
-        segment.places[n] = place_of(*segments[i].rows[n]);
-        segment.more[n] = more_of(*segments[i].rows[n]);
+        const Rows& rows = *segments[i].rows[n];
+        if (rows.counts != nullptr) segment.counts = rows.counts->data_ptr();
+        segment.data[n] = rows.data;
+        segment.stride[n] = rows.stride * rows.element_bytes();
+        segment.places[n] = place_of(rows);
       }
     }
   }
@@ -447,7 +447,7 @@ struct ProgramCall {
       found.kernel = &kernel_of(kernels, functor, kOperands, plan, found.layout, shapes, kSegments);
       last.keep(plan, m_plans, found);
     }
-    params.triggers_first = found.layout.triggers_first;
+    params.segments[0].triggers_first = found.layout.triggers_first;
     for (int i = 0; i < kSegments; ++i) params.segments[i].first_block = found.first_blocks[i];
     void* of_functor[] = {const_cast<void*>(fields), &params, nullptr};
     void** arguments = fields != nullptr ? of_functor : of_functor + 1;
@@ -713,9 +713,9 @@ inline sgl::RowShape shape_of(
                           ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
                           : sgl::SharedRow{};
   if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
+  const bool has_room = 2 * kWarp * num_rows <= 1LL * chip.num_sms * chip.threads_per_sm;
   if (segment.is_neox) {
     // A whole warp is done with a row sooner than a few threads with wide vectors, where the chip has room for it.
-    const bool has_room = 2 * kWarp * num_rows <= 1LL * chip.num_sms * chip.threads_per_sm;
     while (has_room && !segment.has_sums && elements > 1 && threads_of_halves(segment.paired, elements) < kWarp)
       elements /= 2;
     row = {threads_of_halves(segment.paired, elements), kBlock, row.triggers_first};
@@ -733,6 +733,11 @@ inline sgl::RowShape shape_of(
   // A warp for a row of groups reads and writes little: larger blocks are fewer to start.
   if (segment.has_groups && row.threads_per_row == kWarp) row.block_threads = 2 * kBlock;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
+  // Two rows of few elements fit in the registers. Rows of i and i + half without sums are as fast one by one where
+  // they fill the chip: their threads need the fewest registers.
+  const bool are_few = segment.columns <= 32 * static_cast<std::int64_t>(row.threads_per_row);
+  const bool is_double = segment.may_double && segment.inner % 2 == 0 && row.threads_per_row <= kWarp && are_few &&
+                         (segment.has_sums || !segment.is_neox || has_room);
   return {
       row.is_resident() ? static_cast<unsigned>(segment.columns) : 0,
       static_cast<unsigned>(segment.paired),
@@ -740,7 +745,8 @@ inline sgl::RowShape shape_of(
       row.threads_per_row <= kWarp ? row.threads_per_row : 0,
       false,
       is_peeled,
-      shared.blocks};
+      shared.blocks,
+      is_double};
 }
 
 /// Completes the shapes, and decides what the registers are for.
@@ -757,12 +763,14 @@ inline void choose_registers(
   std::int64_t least = 3;  // a multiprocessor does well with three rows: one waits, one is reduced, one is stored
   // Rotations of more rows than the chip has room for, twice: with three quarters of its threads enough loads are under
   // way. The compiler would take registers for fewer; where others share the block, these are too few for it.
-  bool are_pairs = layout.block_threads == kWarps;
+  bool are_pairs = layout.block_threads == kWarps, are_all_double = true;
   std::int64_t threads = 0;
   for (int i = 0; i < num_segments; ++i) {
     are_pairs = are_pairs && segments[i].is_neox && !segments[i].has_sums;
+    are_all_double = are_all_double && shapes[i].is_double;
     threads += segments[i].num_rows * shapes[i].threads;
   }
+  const bool is_many = threads >= 2LL * chip.num_sms * chip.threads_per_sm;
   for (int i = 0; i < num_segments; ++i) {
     const auto& segment = segments[i];
     auto& shape = shapes[i];
@@ -788,10 +796,13 @@ inline void choose_registers(
     is_bound = is_bound && shape.columns != 0 && held <= 8;
     if (blocks < least) least = blocks;
   }
-  if (are_pairs && threads >= 2LL * chip.num_sms * chip.threads_per_sm)
+  if (are_pairs && is_many)
     layout.least_blocks = static_cast<unsigned>(chip.threads_per_sm * 3 / 4 / layout.block_threads);
   if (is_bound && !layout.holds_for_all) layout.least_blocks = static_cast<unsigned>(least);
   if (is_bound && layout.holds_for_all && has_two) layout.least_blocks = 2;
+  // Of double rows the compiler would hold too little at a time, to have more blocks. So they were measured.
+  if (shapes[0].is_double && layout.block_threads == kWarps)
+    layout.least_blocks = !segments[0].has_sums ? 7 : are_all_double ? 5 : is_many ? 8 : 6;
 }
 
 SGL_INLINE void lay_out(
@@ -808,10 +819,11 @@ SGL_INLINE void lay_out(
   for (int i = 0; i < num_segments; ++i) {
     const auto& segment = plans[i];
     first_blocks[i] = layout.blocks;
-    layout.blocks +=
-        shapes[i].is_map
-            ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
-            : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads}) * shapes[i].blocks;
+    layout.blocks += shapes[i].is_map ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
+                                      : div_ceil(
+                                            segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads}
+                                                                  << shapes[i].is_double) *
+                                            shapes[i].blocks;
   }
 }
 
@@ -999,6 +1011,7 @@ inline void match_segment(
     plan.places |= sgl::kIsCounted;
     has_gaps = true;
   }
+  segment.may_double = roles.pairs != 0 && roles.stores_early == 0 && (plan.places & sgl::kIsCounted) == 0;
   const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.columns = like->columns;
   segment.elements = sgl::kWordBytes;
@@ -1033,7 +1046,10 @@ inline void match_segment(
     if (!::host::operator==(device, plan.device))
       rows.raise(location, {"Device mismatch: expected ", plan.device, " but got ", device});
     const bool is_of_pairs = (roles.pairs & bit) != 0;
-    if (is_of_pairs) match_pairs(rows, roles, segment, location);
+    if (is_of_pairs) {
+      match_pairs(rows, roles, segment, location);
+      segment.may_double = segment.may_double && rows.inner == Rows::kForAllInner;
+    }
     const bool is_of_groups = (roles.writes_groups & bit) != 0, is_list = (roles.writes_list & bit) != 0;
     if (roles.group_size != 0 && segment.columns % roles.group_size != 0)
       like->raise(

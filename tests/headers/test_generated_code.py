@@ -94,3 +94,24 @@ template __global__ void device::row_program_without_fields<
     text = ptx(source, tmp_path, "90a")
     divided = r"(div|rem|mul\.(hi|wide))\.u32\s+%\w+, %\w+, -?\d{6,};"  # a product with a rounded inverse
     assert not re.search(divided, text)
+
+
+@pytest.mark.parametrize(("is_double", "loads"), [("false", 1 + 2 + 4), ("true", 1 + 2 * 2 + 4)])
+def test_two_heads_of_a_thread_share_the_loads_of_their_angles(is_double: str, loads: int, tmp_path: Path) -> None:
+    """A position, two vectors of each head, and four of float32 angles: a branch between would have them loaded twice."""
+    source = """
+#include <sgl_kernel/stages.h>
+struct Turned {
+  SGL_OPERANDS(x, cos_sin)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
+    return sgl::store(x = row.pairs(sgl::neox, sgl::Rotation{}, row[x], cos, sin));
+  }
+};
+constexpr sgl::RowShape kShape = {128, 128, 8, 8, false, false, 1, IS_DOUBLE};
+template __global__ void device::row_program_without_fields<Turned, 2, 128, 0, true, 0x02, 0x20, kShape.number()>(
+    const __grid_constant__ sgl::RowProgramParams<2, 1>);
+"""
+    text = ptx(source.replace("IS_DOUBLE", is_double), tmp_path, "90a")
+    assert len(re.findall(r"\bld\.global\S*", text)) == loads

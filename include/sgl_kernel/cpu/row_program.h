@@ -251,20 +251,18 @@ struct ProgramRow {
   template <int kOperand>
   [[gnu::always_inline]] void* m_find() const {
     const auto& place = m_segment.places[kOperand];
-    if constexpr (s_has(kOperand, sgl::kForAll)) return place.data;
+    if constexpr (s_has(kOperand, sgl::kForAll)) return m_segment.data[kOperand];
     std::int64_t outer = m_outer;
-    if constexpr (s_has(kOperand, sgl::kIndexed))
-      outer = static_cast<const std::int32_t*>(m_segment.more[kOperand].index)[outer];
-    if constexpr (s_has(kOperand, sgl::kLongIndexed))
-      outer = static_cast<const std::int64_t*>(m_segment.more[kOperand].index)[outer];
+    if constexpr (s_has(kOperand, sgl::kIndexed)) outer = static_cast<const std::int32_t*>(place.index)[outer];
+    if constexpr (s_has(kOperand, sgl::kLongIndexed)) outer = static_cast<const std::int64_t*>(place.index)[outer];
     if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;
     std::int64_t gaps = 0;
     if constexpr ((kPlaces & sgl::kInBlocks) != 0 && s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed)) {
       __extension__ using wide_t = unsigned __int128;
-      const auto& more = m_segment.more[kOperand];
-      gaps = static_cast<std::int64_t>(static_cast<wide_t>(outer) * more.block_inverse >> 64) * more.block_gap;
+      gaps = static_cast<std::int64_t>(static_cast<wide_t>(outer) * place.block_inverse >> 64) * place.block_gap;
     }
-    return pointer::offset(place.data, outer * place.stride, gaps, m_inner * place.inner_stride);
+    return pointer::offset(
+        m_segment.data[kOperand], outer * m_segment.stride[kOperand], gaps, m_inner * place.inner_stride);
   }
 
   /// A value's elements in memory of this row.
@@ -415,7 +413,7 @@ struct ProgramRow {
       using U = element_t<kOperand>;
       const auto& [f, list] = output.value;
       auto* place = static_cast<void*>(m_find<kOperand>());
-      const auto distance = m_segment.more[kOperand].group_stride;
+      const auto distance = m_segment.places[kOperand].group_stride;
       for (int i = 0; i < list.size; ++i)
         *static_cast<U*>(pointer::offset(place, i * distance)) = static_cast<U>(f(list.states[i]));
     } else if constexpr (sgl::details::kIsNumber<T>) {
@@ -423,7 +421,7 @@ struct ProgramRow {
     } else if constexpr (sgl::details::kIsGrouped<T>) {
       using U = element_t<kOperand>;
       void* begin = m_find<kOperand>();
-      const auto distance = m_segment.more[kOperand].group_stride;
+      const auto distance = m_segment.places[kOperand].group_stride;
       for (std::int64_t i = 0, group = 0; i < m_columns; i += T::kGroupSize, ++group) {
         float value[1];
         output.value.open(details::RowPart<1>{i, 1}).get(0, value);

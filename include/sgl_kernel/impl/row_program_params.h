@@ -7,23 +7,16 @@
 
 namespace sgl {
 
-/// \brief Where an operand's rows lie. Row (outer, inner) begins at data + outer * stride + inner * inner_stride, in
-/// bytes.
+/// \brief What few operands have, in bytes: the distance of inner rows; an index, whose element number `outer` is in
+/// place of outer; the distance of the values of groups; and how much further away a row of an index is for each block
+/// that is before its own.
 struct RowPlace {
-  void* data;
-  long long stride;
   long long inner_stride;
-  SGL_FIELDS(data, stride, inner_stride)
-};
-
-/// \brief What few operands have: an index, whose element number `outer` is in place of outer; the distance of the
-/// values of its groups, in bytes; and what a row of an index is further away for each block that is before its own.
-struct RowPlaceMore {
   const void* index;
   long long group_stride;
   long long block_gap;
   unsigned long long block_inverse;  ///< 2^64 / the rows of a block, rounded up; 0 for no blocks
-  SGL_FIELDS(index, group_stride, block_gap, block_inverse)
+  SGL_FIELDS(inner_stride, index, group_stride, block_gap, block_inverse)
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
@@ -72,12 +65,17 @@ SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) 
   return static_cast<unsigned>(bits >> 4 * operand & 15);
 }
 
-/// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner).
+/// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner) = (outer, inner
+/// row), which an operand has at data + outer * stride + inner row * inner_stride.
 ///
-/// A kernel waits some 100 ns for the first of each 64 bytes: what every kernel reads is together, and comes first.
+/// A kernel waits some 100 ns for the first of each 64 bytes. So all that it reads comes first, and `triggers_first`,
+/// which it reads at once, is where the second 64 bytes begin: both waits are then over before the first row is there.
 template <int kOperands>
 struct RowSegment {
-  RowPlace places[kOperands];
+  void* data[kOperands];
+  long long stride[kOperands];
+  bool
+      triggers_first;  ///< in the first segment: whether the next kernel may start before this one has issued its loads
   long long num_rows;
   long long vectors;                  ///< of a row; the last may be a part of one
   unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
@@ -87,37 +85,39 @@ struct RowSegment {
   long long columns;
   long long paired;    ///< the first elements of a row, which make pairs; 0 for none
   const void* counts;  ///< int32: how many inner rows of each outer one there are; null for all
-  RowPlaceMore more[kOperands];
-  SGL_FIELDS(places, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired, counts, more)
+  RowPlace places[kOperands];
+  SGL_FIELDS(
+      data, stride, triggers_first, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired,
+      counts, places)
 };
 
 /// \brief The parameters of a program.
 template <int kOperands, int kSegments>
 struct RowProgramParams {
-  bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads
   RowSegment<kOperands> segments[kSegments];
   long long kept;  ///< values that the CPU keeps of a row
-  SGL_FIELDS(triggers_first, segments, kept)
+  SGL_FIELDS(segments, kept)
 };
 
 /// \brief How a device holds the rows of one segment. A kernel gets it as one number.
 struct RowShape {
   enum : unsigned { kMostColumns = (1u << 20) - 1 };
 
-  unsigned columns;       ///< elements of a row, held in registers; 0: any number, read again in each pass
-  unsigned paired;        ///< the first elements of a row, which make pairs
-  unsigned elements;      ///< of a vector
-  unsigned threads;       ///< that share a row
-  bool is_map = false;    ///< each thread has one vector, of any row
-  bool has_tail = false;  ///< in a map: the last vector of a row is a part of one; else, with columns of 0: vectors
-                          ///< begin at the first multiple of their size, and elements are left on both sides
-  unsigned blocks = 1;    ///< that share a row, a cluster of 1, 2, 4 or 8
+  unsigned columns;        ///< elements of a row, held in registers; 0: any number, read again in each pass
+  unsigned paired;         ///< the first elements of a row, which make pairs
+  unsigned elements;       ///< of a vector
+  unsigned threads;        ///< that share a row
+  bool is_map = false;     ///< each thread has one vector, of any row
+  bool has_tail = false;   ///< in a map: the last vector of a row is a part of one; else, with columns of 0: vectors
+                           ///< begin at the first multiple of their size, and elements are left on both sides
+  unsigned blocks = 1;     ///< that share a row, a cluster of 1, 2, 4 or 8
+  bool is_double = false;  ///< each thread has two rows, inner ones of the same outer row
 
   SGL_UNCALLED constexpr unsigned long long number() const {
     const auto at = [](unsigned long long bits, int place) { return bits << place; };
     const unsigned doublings = (blocks > 1) + (blocks > 2) + (blocks > 4);
     return columns | at(paired, 20) | at(elements, 40) | at(is_map, 46) | at(has_tail, 47) | at(threads, 48) |
-           at(doublings, 60);
+           at(doublings, 60) | at(is_double, 62);
   }
   SGL_UNCALLED static constexpr RowShape of(unsigned long long number) {
     return {
@@ -127,7 +127,8 @@ struct RowShape {
         static_cast<unsigned>(number >> 48) & 4095,
         (number >> 46 & 1) != 0,
         (number >> 47 & 1) != 0,
-        1u << (number >> 60),
+        1u << (number >> 60 & 3),
+        (number >> 62 & 1) != 0,
     };
   }
 };

@@ -83,6 +83,37 @@ def test_rounded_first_it_has_the_bits_of_two_ops(stored, dtype, device):
         assert matters == (dtype != torch.float32)
 
 
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("size", [64, 96, 128, 256])
+def test_heads_together_have_the_bits_of_each_head_alone(size, is_neox, device):
+    """On a GPU a thread takes two heads of a token where their number is even."""
+    torch.manual_seed(0)
+    q_weight, k_weight = torch.randn(2, size, device=device).bfloat16()
+    for tokens in (1, 70, 3001):
+        make = functools.partial(torch.randn, tokens, 2, size, device=device, dtype=torch.bfloat16)
+        cos_sin = torch.randn(tokens + 3, size, device=device)
+        positions = torch.randperm(tokens + 3, device=device)[:tokens]
+        slots = torch.randperm(tokens + 5, device=device)[:tokens]
+        slots[1::3] = -1
+        q, k, v = make(), make(), make()
+        k_cache, v_cache = (torch.full((tokens + 5, 2, size), 7.0, device=device).bfloat16() for _ in range(2))
+        for norm, stored in itertools.product((False, True), repeat=2):
+            name = ("fused_qk_norm_rope" if norm else "apply_rope_inplace") + "_with_kvcache" * stored
+            results = []
+            for heads in ([slice(None)], [slice(0, 1), slice(1, 2)]):
+                tensors = [x.clone() for x in (q, k, v, k_cache, v_cache)]
+                for of in heads:
+                    part = [x[:, of] for x in tensors]
+                    weights, (rows, caches) = [q_weight, k_weight] * norm, (part[: 2 + stored], part[3:] * stored)
+                    where = [cos_sin, positions, *[slots] * stored]
+                    getattr(family, name)(*rows, *weights, *caches, *where, is_neox=is_neox)
+                results.append(tensors)
+            for together, alone in zip(*results, strict=True):
+                assert torch.equal(together, alone)
+            assert not torch.equal(results[0][0], q)
+            assert torch.equal(results[0][3], k_cache) != stored
+
+
 def test_a_quarter_turn_is_known(device):
     for is_neox, wanted in ((True, [-3.0, -4, 1, 2]), (False, [-2.0, 1, -4, 3])):
         q = torch.tensor([[[1.0, 2, 3, 4]]], device=device)
