@@ -145,13 +145,10 @@ def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> 
     is_compiling = torch.compiler.is_compiling
 
     def forward(self: Any, hidden_states: torch.Tensor) -> Any:
-        # Module.__getattr__, by which ``self.weight`` finds it, takes a sixth of the whole call. Without it a weight is
-        # computed, such as by a parametrisation.
-        weight = self._parameters.get("weight")
+        weight = self.weight
         dtype = hidden_states.dtype
         if (
-            weight is None
-            or is_grad_enabled()
+            is_grad_enabled()
             or self.training
             or (not in_graphs and is_compiling())
             or type(hidden_states) is not plain

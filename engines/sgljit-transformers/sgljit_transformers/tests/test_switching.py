@@ -730,18 +730,6 @@ def test_a_compiled_layer_takes_columns(layer, shape):
         torch.testing.assert_close(actual, type(layer).forward(layer, x))
 
 
-def test_a_weight_that_is_computed_afterwards_is_the_layers_own_matter(layer):
-    class Doubled(torch.nn.Module):
-        def forward(self, weight):
-            return 2 * weight
-
-    x = torch.randn(2, 9, 64)
-    with torch.no_grad():
-        expected = 2 * type(layer).forward(layer, x)
-        torch.nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
-        torch.testing.assert_close(layer(x), expected)
-
-
 def test_a_model_that_changes_its_dtype_afterwards_computes_the_same(layer):
     layer.bfloat16()
     x = torch.randn(2, 9, 64, dtype=torch.bfloat16)
