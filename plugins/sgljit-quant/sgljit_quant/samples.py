@@ -51,11 +51,10 @@ def masked_group_quant_fp8(device: torch.device) -> Iterator[Sample]:
             x = torch.randn(experts, tokens, 2, groups * 128, device=device).to(dtype)[:, :, 1]
             counts = torch.arange(experts, dtype=torch.int32, device=device) * tokens // max(experts - 1, 1)
             sample = {"input": x, "output_q": _quantized(x), "counts": counts}
-            sizes = {"experts": experts, "device": device}
             yield {**sample, "output_s": torch.zeros(experts, tokens, groups, device=device)}
-            in_columns = column_major_scales(tokens, groups, **sizes).zero_()
+            in_columns = column_major_scales(tokens, groups, device, experts=experts).zero_()
             yield {**sample, "output_s": in_columns, "eps": 0.5, "scale_ue8m0": True}
-            packed = packed_scales(tokens, groups * 128, **sizes).zero_()
+            packed = packed_scales(tokens, groups * 128, device, experts=experts).zero_()
             yield {**sample, "output_s": packed, "scale_ue8m0": True}
 
 

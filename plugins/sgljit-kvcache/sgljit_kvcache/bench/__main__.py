@@ -131,7 +131,7 @@ def sgl_kernel(op: str) -> Run:
     def concat_mla_q(q: Any, q_nope: Any, q_rope: Any) -> None:
         torch.ops.sgl_kernel.concat_mla_absorb_q(q_nope, q_rope, q)
 
-    return concat_mla_q if op == "concat_mla_q" else package.concat_mla_k  # type: ignore[no-any-return]
+    return concat_mla_q if op == "concat_mla_q" else package.concat_mla_k
 
 
 def vllm() -> Run:
