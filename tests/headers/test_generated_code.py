@@ -98,7 +98,7 @@ template __global__ void device::row_program_without_fields<
 
 @pytest.mark.parametrize(("is_double", "loads"), [("false", 1 + 2 + 4), ("true", 1 + 2 * 2 + 4)])
 def test_two_heads_of_a_thread_share_the_loads_of_their_angles(is_double: str, loads: int, tmp_path: Path) -> None:
-    """A position, two vectors of each head, and four of float32 angles: behind a branch, these would be loaded twice."""
+    """A position, two vectors of each head, four of float32 angles: behind a branch these would be loaded twice."""
     source = """
 #include <sgl_kernel/stages.h>
 struct Turned {
