@@ -705,11 +705,11 @@ struct ProgramRow {
       }
     }
     char* row = static_cast<char*>(m_segment.data[operand]) + outer * m_segment.stride[operand];
-    const auto& place = m_segment.places[operand];
     if constexpr ((kPlaces & sgl::kInBlocks) != 0) {
+      const auto& place = m_segment.places[operand];
       if (m_is_indexed(operand)) row += static_cast<int64_t>(__umul64hi(outer, place.block_inverse)) * place.block_gap;
     }
-    if ((kPlaces & sgl::kIsFlat) == 0 && !is_of_all_inner) row += m_inner * place.inner_stride;
+    if ((kPlaces & sgl::kIsFlat) == 0 && !is_of_all_inner) row += m_inner * m_segment.inner_stride[operand];
     return row;
   }
 

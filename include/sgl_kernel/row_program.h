@@ -305,7 +305,7 @@ inline sgl::RowPlace place_of(const Rows& rows) {
   const auto* index = rows.index != nullptr ? rows.index->data_ptr() : nullptr;
   const auto gap = rows.block_stride - rows.block * rows.stride;
   const auto inverse = rows.block <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(rows.block) + 1;
-  return {rows.inner_stride * bytes, index, rows.element_stride * bytes, gap * bytes, inverse};
+  return {index, rows.element_stride * bytes, gap * bytes, inverse};
 }
 
 /// How the blocks of a program share its rows, and a multiprocessor's registers.
@@ -431,6 +431,7 @@ struct ProgramCall {
         if (rows.counts != nullptr) segment.counts = rows.counts->data_ptr();
         segment.data[n] = rows.data;
         segment.stride[n] = rows.stride * rows.element_bytes();
+        segment.inner_stride[n] = rows.inner_stride * rows.element_bytes();
         segment.places[n] = place_of(rows);
       }
     }

@@ -262,7 +262,7 @@ struct ProgramRow {
       gaps = static_cast<std::int64_t>(static_cast<wide_t>(outer) * place.block_inverse >> 64) * place.block_gap;
     }
     return pointer::offset(
-        m_segment.data[kOperand], outer * m_segment.stride[kOperand], gaps, m_inner * place.inner_stride);
+        m_segment.data[kOperand], outer * m_segment.stride[kOperand], gaps, m_inner * m_segment.inner_stride[kOperand]);
   }
 
   /// A value's elements in memory of this row.

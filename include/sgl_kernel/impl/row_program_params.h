@@ -7,16 +7,15 @@
 
 namespace sgl {
 
-/// \brief What few operands have, in bytes: the distance of inner rows; an index, whose element number `outer` is in
-/// place of outer; the distance of the values of groups; and how much further away a row of an index is for each block
-/// that is before its own.
+/// \brief What few operands have: an index, whose element number `outer` is in place of outer; and in bytes the
+/// distance of the values of groups, and how much further away a row of an index is for each block that is before its
+/// own.
 struct RowPlace {
-  long long inner_stride;
   const void* index;
   long long group_stride;
   long long block_gap;
   unsigned long long block_inverse;  ///< 2^64 / the rows of a block, rounded up; 0 for no blocks
-  SGL_FIELDS(inner_stride, index, group_stride, block_gap, block_inverse)
+  SGL_FIELDS(index, group_stride, block_gap, block_inverse)
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
@@ -68,27 +67,27 @@ SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) 
 /// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner) = (outer, inner
 /// row), which an operand has at data + outer * stride + inner row * inner_stride.
 ///
-/// A kernel waits some 100 ns for the first of each 64 bytes. So all that it reads comes first, and `triggers_first`,
-/// which it reads at once, is where the second 64 bytes begin: both waits are then over before the first row is there.
+/// A kernel waits some 100 ns for the first of each 64 bytes. So what every kernel reads comes first, with
+/// `triggers_first`, which it reads at once, in the second 64 bytes: both waits are over before the first row is there.
 template <int kOperands>
 struct RowSegment {
   void* data[kOperands];
   long long stride[kOperands];
-  bool
-      triggers_first;  ///< in the first segment: whether the next kernel may start before this one has issued its loads
+  long long inner_stride[kOperands];
+  bool triggers_first;  ///< in the first segment: the next kernel may start before this one has issued its loads
+  long long first_block;
   long long num_rows;
+  long long inner;
+  unsigned long long inverse;         ///< 2^64 / inner, rounded up; 0 for an inner of 1
   long long vectors;                  ///< of a row; the last may be a part of one
   unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
-  long long inner;
-  unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
-  long long first_block;
   long long columns;
   long long paired;    ///< the first elements of a row, which make pairs; 0 for none
   const void* counts;  ///< int32: how many inner rows of each outer one there are; null for all
   RowPlace places[kOperands];
   SGL_FIELDS(
-      data, stride, triggers_first, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired,
-      counts, places)
+      data, stride, inner_stride, triggers_first, first_block, num_rows, inner, inverse, vectors, vector_inverse,
+      columns, paired, counts, places)
 };
 
 /// \brief The parameters of a program.

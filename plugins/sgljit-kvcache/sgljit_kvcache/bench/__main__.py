@@ -91,6 +91,16 @@ def set_mla_kv_buffer(kv_buffer: Any, loc: Any, k_nope: Any, k_rope: Any) -> Non
     kv_buffer[loc] = torch.cat((k_nope, k_rope), -1)
 
 
+def set_mla_kv_buffer_fp8(kv_buffer: Any, loc: Any, k_nope: Any, k_rope: Any) -> None:
+    """The op in plain PyTorch; every value is finite."""
+    groups = k_nope.flatten(1).float().unflatten(-1, (4, 128))
+    largest = groups.abs().amax(-1)
+    scale = (largest / torch.full_like(largest, 448)).clamp(min=2.0**-126)
+    q = (groups * scale.reciprocal()[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    rows = torch.cat([part.view(torch.uint8) for part in (q.flatten(1), scale, k_rope.flatten(1))], -1)
+    kv_buffer.view(torch.uint8)[loc] = rows.view(-1, *kv_buffer.shape[1:])
+
+
 def append_to_window(k_cache: Any, v_cache: Any, k: Any, v: Any) -> None:
     """The op in plain PyTorch."""
     for cache, x in ((k_cache, k), (v_cache, v)):
@@ -104,7 +114,7 @@ PYTORCH: dict[str, Run] = {
     BLOCKS: store_in_blocks,
     "gather_cache": gather_cache,
     "set_mla_kv_buffer": set_mla_kv_buffer,
-    "set_mla_kv_buffer_fp8": reference.set_mla_kv_buffer_fp8,
+    "set_mla_kv_buffer_fp8": set_mla_kv_buffer_fp8,
     "concat_mla_q": reference.concat_mla_q,
     "concat_mla_k": reference.concat_mla_k,
     "append_to_window": append_to_window,
