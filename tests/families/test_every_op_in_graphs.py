@@ -138,7 +138,7 @@ class Calls(torch.nn.Module):
     def forward(self, *given):
         tensors = [tensor.clone() for tensor in given]
         result = self.op(**dict(zip(self.names, tensors, strict=True)), **self.others)
-        return result if isinstance(result, torch.Tensor) else given[0] + 0 if given else None, *tensors
+        return result if isinstance(result, torch.Tensor) else given[0].clone() if given else None, *tensors
 
 
 def compiled(dynamic):
