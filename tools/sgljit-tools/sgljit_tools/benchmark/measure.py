@@ -162,7 +162,8 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
     half = max(1, num_bytes // 2)
 
     def make() -> Arguments:
-        return [torch.randint(0, 256, (half,), dtype=torch.uint8, device=device) for _ in ("to", "from")]
+        # Written, so that the memory is there: of a buffer that nobody wrote Linux has one page of zeros.
+        return [torch.ones(half, dtype=torch.uint8, device=device) for _ in ("to", "from")]
 
     def copy(to: torch.Tensor, from_: torch.Tensor) -> None:
         for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
