@@ -240,10 +240,15 @@ struct PackedExponents {
   PackedExponents(const Rows& like, const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {})
       : m_groups(div_ceil(like.columns, kGroup)), m_bytes(values(name, tensor, dims, location)) {
     const auto count = div_ceil(m_groups, kWord);
-    if (like.columns % kGroup != 0 || m_bytes.count != like.count || m_bytes.columns != count) [[unlikely]]
+    if (like.columns % kGroup != 0 || m_bytes.count != like.count || m_bytes.columns != count) [[unlikely]] {
+      Message shape;
+      shape << like.count << ", ";
+      if (dims == 3) shape << like.inner << ", ";
+      shape << count;
       m_bytes.raise(
-          location, {"Size mismatch: expected [", like.count, ", ", count, "], a word for each ", kWord * kGroup,
+          location, {"Size mismatch: expected [", shape.c_str(), "], a word for each ", kWord * kGroup,
                      " elements of a row of whole groups of ", kGroup, "; ", like.name, " has ", like.columns});
+    }
     m_bytes.dtype = dtype_of<std::uint8_t>::value;
     m_bytes.takes_bytes = true;
     for (auto* stride : {&m_bytes.stride, &m_bytes.inner_stride, &m_bytes.element_stride}) *stride *= kWord;

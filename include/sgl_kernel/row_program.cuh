@@ -991,8 +991,8 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
     // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
     // thread.
     constexpr bool kIsBlock = kBlock == kThreads;
-    const int64_t row = kIsBlock ? block / kRow.blocks
-                                 : (block * (kBlock / kThreads) + threadIdx.x / kThreads) * (kRow.is_double ? 2 : 1);
+    const int64_t number = kIsBlock ? block / kRow.blocks : block * (kBlock / kThreads) + threadIdx.x / kThreads;
+    const int64_t row = number * (kRow.is_double ? 2 : 1);
     if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of part of a warp take part in reductions
     const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
     Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);

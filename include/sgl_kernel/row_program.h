@@ -1000,8 +1000,11 @@ inline void match_segment(
   inner = inner_of(*like);
   num_rows = outer * inner;
   if (number == 0) plan.device = like->tensor.device();
+  const TensorView* counts = nullptr;
   for (int i = 0; i < num_operands; ++i) {
-    if (operands[i]->counts == nullptr) continue;
+    if (operands[i]->counts == nullptr || operands[i]->counts == counts) continue;
+    if (counts != nullptr) throw Error("TypeError", "row program: the rows of segment ", number, " are counted twice");
+    counts = operands[i]->counts;
     auto rows = *operands[i];
     rows.inner = inner;
     rows.index = rows.counts;

@@ -159,7 +159,8 @@ heads_of_blocks(const char* name, const TensorView& tensor, bool heads_first = f
 }
 
 /// \brief A tensor [rows, n] with any strides: n values of each row, such as the scales of its groups. With `dims` of 3
-/// a tensor [tokens, heads, n]; the values of a head, or one value of all heads of a token, are side by side.
+/// a tensor [tokens, heads, n], where the n values of a head are side by side, or else for each value those of all
+/// heads.
 /// \throws TensorMatchError if it has another number of dimensions, or other strides.
 [[nodiscard]] SGL_INLINE Rows values(const char* name, const TensorView& tensor, int dims = 2, DebugInfo location = {});
 

@@ -185,7 +185,7 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 use.why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
-            elif isinstance(of, Rotation) and of.takes_parts and angles and _rotated(layer) not in angles:
+            elif isinstance(of, Rotation) and of.takes_parts and angles and _rotated(layer) not in {None, *angles}:
                 ADAPTER.use(of.op, (*kind, "in parts")).why = "it rotates a part of each head"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
                 use = ADAPTER.use(of.op, kind)

@@ -67,8 +67,9 @@ SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) 
 /// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner) = (outer, inner
 /// row), which an operand has at data + outer * stride + inner row * inner_stride.
 ///
-/// A kernel waits some 100 ns for the first of each 64 bytes. So what every kernel reads comes first, with
-/// `triggers_first`, which it reads at once, in the second 64 bytes: both waits are over before the first row is there.
+/// A kernel waits some 100 ns for the first of each 64 bytes. So what every kernel reads comes first. With three to
+/// five operands `triggers_first`, which it reads at once, is in the second 64 bytes: it waits for both at the same
+/// time.
 template <int kOperands>
 struct RowSegment {
   void* data[kOperands];

@@ -191,8 +191,9 @@ def silu_and_mul_masked_quant(
 
     Args:
         input: [experts, tokens, 2 * d], float16, bfloat16 or float32, on a CUDA device or the CPU: the gate, then
-            ``up``. Experts and tokens may be any distance apart, elements of a row may not. On CUDA ``d`` is at most
-            4096 loads of 16 bytes or less.
+            ``up``. Experts and tokens may be any distance apart, elements of a row may not. On CUDA addresses and
+            distances are multiples of four elements, also of ``output_q``, and ``d`` is at most 4096 loads of 16 bytes
+            or less.
         output_q: [experts, tokens, d], float8_e4m3fn, with distances of its own.
         output_s: [experts, tokens, d / 128], float32, or with ``scale_ue8m0`` also int32, [experts, tokens, ceil(d /
             512)], as in ``silu_and_mul_quant``. The last dimension is contiguous, or the tokens of an expert are side

@@ -96,7 +96,8 @@ def set_mla_kv_buffer_fp8(
         kv_buffer: [slots, 656] or [slots, 1, 656], uint8 or float8_e4m3fn, on a CUDA device or the CPU; slots may be
             apart. It begins at a multiple of 4 bytes, and the slots lie at multiples of 4.
         loc: [tokens], int32 or int64, as ``indices`` of ``store_cache``.
-        k_nope: [tokens, 512] or [tokens, 1, 512], float16, bfloat16 or float32; rows may be apart.
+        k_nope: [tokens, 512] or [tokens, 1, 512], float16, bfloat16 or float32; rows may be apart, on CUDA at
+            multiples of four elements.
         k_rope: [tokens, 64] or [tokens, 1, 64], of the dtype of ``k_nope``, likewise; rounded to bfloat16.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 

@@ -117,8 +117,8 @@ def masked_group_quant_fp8(
 
     Args:
         input: [experts, tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Experts and tokens
-            may be any distance apart, elements of a row may not. On CUDA a row is at most 4096 loads of 16 bytes or
-            less.
+            may be any distance apart, elements of a row may not. On CUDA addresses and distances are multiples of four
+            elements, also of ``output_q``, and a row is at most 4096 loads of 16 bytes or less.
         output_q: float8_e4m3fn, of the input's shape, with distances of its own.
         output_s: [experts, tokens, hidden / 128], float32, or with ``scale_ue8m0`` also int32, [experts, tokens,
             ceil(hidden / 512)], as in ``per_token_group_quant_fp8``. The last dimension is contiguous, or the tokens of

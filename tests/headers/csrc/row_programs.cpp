@@ -107,6 +107,12 @@ void counted_softmax(host::TensorView x, host::TensorView out, host::TensorView 
 }
 // end
 
+void counted_twice(TensorView x, TensorView out, TensorView counts, TensorView others) {
+  using F = programs::Softmax;
+  counted_program(
+      {}, F::x = counted(heads("x", x), "counts", counts), F::out = counted(heads("out", out), "others", others));
+}
+
 void counted_copies(TensorView k, TensorView k_out, TensorView counts, TensorView v, TensorView v_out) {
   using F = Copy;
   copy_program(
@@ -264,6 +270,7 @@ SGL_EXPORT(per_group_128, (per_group<128>))
 SGL_EXPORT(per_group_16, (per_group<16>))
 SGL_EXPORT(store, (store))
 SGL_EXPORT(counted_softmax, (counted_softmax))
+SGL_EXPORT(counted_twice, (counted_twice))
 SGL_EXPORT(counted_copies, (counted_copies))
 SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))

@@ -227,7 +227,7 @@ void masked_group_quant_fp8(
   const auto q = heads("output_q", output_q).typed<__nv_fp8_e4m3>();
   const auto run = [&](auto& program, const Rows& scale) { program({least}, F::x = x, F::q = q, F::scale = scale); };
   if (is_type<std::int32_t>(output_s.dtype())) {
-    check_exponents(op, PackedExponents::kGroup, scale_ue8m0);
+    check_powers(op, output_s, scale_ue8m0);
     return run(by_word, PackedExponents(x, "output_s", output_s, 3).of_rows());
   }
   const auto scale = scales("output_s", output_s, 3);

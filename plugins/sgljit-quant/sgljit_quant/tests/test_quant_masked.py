@@ -155,8 +155,11 @@ def test_options_that_do_not_fit(device: torch.device):
     with pytest.raises(ValueError, match="masked_group_quant_fp8: eps must be at least 0, got -1"):
         family.masked_group_quant_fp8(**good_call(device), eps=-1.0)
     words = torch.zeros(2, 3, 1, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match=r"masked_group_quant_fp8: output_s of int32 .* got group_size=128, scale_ue8"):
+    with pytest.raises(ValueError, match=r"masked_group_quant_fp8: output_s of int32 .* so it needs scale_ue8m0=True$"):
         family.masked_group_quant_fp8(**good_call(device) | {"output_s": words})
+    words = torch.zeros(2, 3, 2, dtype=torch.int32, device=device)
+    with pytest.raises(TensorMatchError, match=r"(?s)output_s, .*expected \[2, 3, 1\], a word for each 512 elements"):
+        family.masked_group_quant_fp8(**good_call(device) | {"output_s": words}, scale_ue8m0=True)
 
 
 def test_arguments_that_share_memory(device: torch.device):
