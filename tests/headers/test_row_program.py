@@ -614,7 +614,7 @@ def test_wrong_counts_are_refused(programs, device):
     over = torch.zeros(48, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match=r"^out shares memory with counts, at "):
         programs.counted_softmax(x, over.view(torch.float32).view(2, 3, 8), over[:2])
-    with pytest.raises(TypeError, match="^row program: the rows of segment 0 are counted twice$"):
+    with pytest.raises(TypeError, match=r"^row program: the rows of segment 0 are counted twice$"):
         programs.counted_twice(x, out, counts, counts.clone())
     assert out.isnan().all()
 
