@@ -323,7 +323,7 @@ struct QuantizedProgram {
  private:
   static constexpr auto kGroup = PackedExponents::kGroup;
 
-  /// Those that round the result before, or those that do not.
+  /// A program for each kind of scale. With `kRounds` each rounds its result first.
   template <bool kRounds>
   struct Programs {
     template <typename Scale, int kSegments = 1>

@@ -31,7 +31,7 @@ enum : int { kMostOperands = 15 };
 
 /// \brief The element types of operands, four bits for each operand of a program. A value for each row is of float32,
 /// int32 or int64.
-enum : unsigned {  // no variables, see device::is_same
+enum : unsigned {  // no variables, see device::details::is_same
   kFp32,
   kFp16,
   kBf16,
