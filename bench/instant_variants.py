@@ -62,9 +62,11 @@ void silu_and_mul(host::TensorView input, host::TensorView out) {
   void* value = pointer::offset(input.data_ptr(), row_bytes);
   sgl::RowProgramParams<3, 1> params = {};
   auto& rows = params.segments[0];
-  rows.places[0] = {input.data_ptr(), 2 * row_bytes, 0};
-  rows.places[1] = {value, 2 * row_bytes, 0};
-  rows.places[2] = {out.data_ptr(), row_bytes, 0};
+  void* const data[] = {input.data_ptr(), value, out.data_ptr()};
+  for (int n = 0; n < 3; ++n) {
+    rows.data[n] = data[n];
+    rows.stride[n] = n == 2 ? row_bytes : 2 * row_bytes;
+  }
   rows.num_rows = N.unwrap();
   rows.columns = D.unwrap();
   rows.vectors = D.unwrap() / 8;
@@ -85,9 +87,11 @@ double kernel_alone(host::TensorView input, host::TensorView out, std::int64_t c
   void* value = host::pointer::offset(input.data_ptr(), row_bytes);
   sgl::RowProgramParams<3, 1> params = {};
   auto& rows = params.segments[0];
-  rows.places[0] = {input.data_ptr(), 2 * row_bytes, 0};
-  rows.places[1] = {value, 2 * row_bytes, 0};
-  rows.places[2] = {out.data_ptr(), row_bytes, 0};
+  void* const data[] = {input.data_ptr(), value, out.data_ptr()};
+  for (int n = 0; n < 3; ++n) {
+    rows.data[n] = data[n];
+    rows.stride[n] = n == 2 ? row_bytes : 2 * row_bytes;
+  }
   rows.num_rows = out.size(0);
   rows.inner = 1;
   rows.columns = out.size(1);

@@ -25,11 +25,16 @@ from sgljit_tools.benchmark import (
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def no_continuous_integration(monkeypatch):
+    """The tests run in it, and what they test is otherwise in it."""
+    monkeypatch.delenv("CI", raising=False)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, False), ("true", True), ("1", True), ("", False), ("0", False), ("False", False)]
 )
 def test_continuous_integration_gets_the_short_range(monkeypatch, value, expected):
-    monkeypatch.delenv("CI", raising=False)
     if value is not None:
         monkeypatch.setenv("CI", value)
     assert is_in_ci() is expected
@@ -107,6 +112,7 @@ def test_in_continuous_integration_two_sets_take_turns(monkeypatch):
     measure(seen.append, lambda: made.append(torch.empty(1)) or made[-1:], device="cpu", seconds=0)
     assert len(made) == 2
     assert seen[:2] == made
+    assert len(rotate(lambda: [torch.empty(16)])) == 2
 
 
 def test_results_live_as_long_as_a_turn():

@@ -84,9 +84,8 @@ def run_benchmark(
 
     Args:
         fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
-        inputs: sets of arguments that take turns; or a function that makes one, for ``rotate``, of which continuous
-            integration has two. Without it, ``fn()`` finds its data where the previous call left them: usually in a
-            cache.
+        inputs: sets of arguments that take turns; or a function that makes one, for ``rotate``. Without it, ``fn()``
+            finds its data where the previous call left them: usually in a cache.
         device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
             CUDA device if there is one.
         graph: False for calls that no graph can hold: they are timed by the clock until the device has finished, host
@@ -119,12 +118,7 @@ def measure(
     Raises:
         ValueError: as in ``run_benchmark``.
     """
-    if not callable(inputs):
-        sets = inputs
-    elif is_in_ci():  # which looks at no figure, and to fill half a gigabyte of cache takes minutes
-        sets = [inputs(), inputs()]
-    else:
-        sets = rotate(inputs)
+    sets = rotate(inputs) if callable(inputs) else inputs
     if not sets:
         raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
     only, where = sets[0], _device_of(sets, device)
@@ -182,6 +176,8 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
     """Sets of arguments that together hold twice the bytes of the last cache of their device: one to 8192.
 
+    At most two in continuous integration, which looks at no figure: half a gigabyte of cache takes minutes to fill.
+
     Args:
         make: makes one set. Memory that several sets share, such as a weight, counts once.
 
@@ -191,7 +187,8 @@ def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
     sets = [make()]
     storages = _storages(sets[0])
     wanted = _CACHES * cache_bytes(_device_of(sets, None)) if storages else 0
-    while sum(storages.values()) < wanted and len(sets) < _MAX_SETS:
+    most = 2 if is_in_ci() else _MAX_SETS
+    while sum(storages.values()) < wanted and len(sets) < most:
         sets.append(make())
         before = len(storages)
         storages |= _storages(sets[-1])
