@@ -9,13 +9,22 @@
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #endif
 
 /// \file device.cuh
-/// \brief Basics of device code: names of the element types, programmatic dependent launch, pointers.
+/// \brief Basics of device code: names of the element types, programmatic dependent launch, pointers. The types of fp8
+/// are only declared: fp8.cuh defines them.
 ///
 /// Compiles under NVRTC.
+
+#if !defined(USE_ROCM)
+struct __nv_fp8_e4m3;
+struct __nv_fp8x2_e4m3;
+struct __nv_fp8x4_e4m3;
+struct __nv_fp8_e5m2;
+struct __nv_fp8x2_e5m2;
+struct __nv_fp8x4_e5m2;
+#endif
 
 using fp32_t = float;
 using fp32x2_t = float2;

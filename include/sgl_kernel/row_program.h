@@ -328,6 +328,13 @@ SGL_INLINE void lay_out(
     ProgramLayout& layout, long long* first_blocks, DebugInfo location);
 
 /// The kernel of a call on a device. Made if it does not exist yet.
+inline bool has_fp8(std::uint64_t types) {
+  for (; types != 0; types >>= 4) {
+    if ((types & 15) == sgl::kFp8E4M3 || (types & 15) == sgl::kFp8E5M2) return true;
+  }
+  return false;
+}
+
 SGL_INLINE LoadedVariant& kernel_of(
     Variants& kernels, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
     const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments);
@@ -837,7 +844,7 @@ SGL_INLINE LoadedVariant& kernel_of(
     args[2] = template_argument(layout.block_threads);
     args[3] = template_argument(layout.least_blocks);
     args[4] = template_argument(layout.holds_for_all);
-    args[5] = template_argument(plan.types);
+    args[5] = has_fp8(plan.types) ? template_argument(sgl::TypesWithFp8{plan.types}) : template_argument(plan.types);
     args[6] = template_argument(plan.places | (plan.is_flat ? sgl::kIsFlat : 0));
     for (int i = 0; i < num_segments; ++i) args[kProgramArgs + i] = template_argument(shapes[i].number());
     return static_cast<std::uint32_t>(kProgramArgs + num_segments);

@@ -15,7 +15,7 @@
 /// | `int8_t`     | `int8x2_t`     |                |
 /// | `uint8_t`    | `uint8x2_t`    |                |
 ///
-/// Compiles under NVRTC.
+/// The types of fp8 need fp8.cuh. Compiles under NVRTC.
 
 /// \brief Facts about `T`: `packed_t` is the type of twice as many elements, `element_t` that of one element,
 /// `kElements` their number; `from(x)` converts `x` to `T`.
@@ -69,26 +69,13 @@ SGL_DEVICE float2 to_fp32x2(uint8x2_t x) {
 SGL_DEVICE float4 to_fp32x4(float4 x) {
   return x;
 }
-#if SGL_HAS_FP8
-SGL_DEVICE float to_fp32(fp8_e4m3_t x) {
-  return static_cast<float>(x);
-}
-SGL_DEVICE float to_fp32(fp8_e5m2_t x) {
-  return static_cast<float>(x);
-}
-SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x) {
-  return static_cast<float2>(x);
-}
-SGL_DEVICE float2 to_fp32x2(fp8x2_e5m2_t x) {
-  return static_cast<float2>(x);
-}
-SGL_DEVICE float4 to_fp32x4(fp8x4_e4m3_t x) {
-  return static_cast<float4>(x);
-}
-SGL_DEVICE float4 to_fp32x4(fp8x4_e5m2_t x) {
-  return static_cast<float4>(x);
-}
-#endif
+// The next six are defined in fp8.cuh.
+SGL_DEVICE float to_fp32(fp8_e4m3_t x);
+SGL_DEVICE float to_fp32(fp8_e5m2_t x);
+SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x);
+SGL_DEVICE float2 to_fp32x2(fp8x2_e5m2_t x);
+SGL_DEVICE float4 to_fp32x4(fp8x4_e4m3_t x);
+SGL_DEVICE float4 to_fp32x4(fp8x4_e5m2_t x);
 
 /// The nearest integer, the even one of two, within a range.
 SGL_DEVICE int narrow_to_integer(float x, int least, int most) {
@@ -157,45 +144,20 @@ SGL_DEVICE T convert_scalar(const From& value, Narrow narrow) {
 
 }  // namespace device
 
-template <>
-struct dtype_trait<fp32_t> : device::details::DTypeTraitBase<fp32_t, fp32_t, fp32x2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static fp32_t from(const From& value) {
-    return device::details::convert_scalar<fp32_t>(value, [](float x) { return x; });
+#define SGL_DEFINE_SCALAR(TYPE, PACKED, NARROW)                                               \
+  template <>                                                                                 \
+  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, TYPE, PACKED, 1> {         \
+    template <typename From>                                                                  \
+    SGL_DEVICE static TYPE from(const From& value) {                                          \
+      return device::details::convert_scalar<TYPE>(value, [](float wide) { return NARROW; }); \
+    }                                                                                         \
   }
-};
 
-template <>
-struct dtype_trait<fp16_t> : device::details::DTypeTraitBase<fp16_t, fp16_t, fp16x2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static fp16_t from(const From& value) {
-    return device::details::convert_scalar<fp16_t>(value, [](float x) { return __float2half_rn(x); });
-  }
-};
-
-template <>
-struct dtype_trait<bf16_t> : device::details::DTypeTraitBase<bf16_t, bf16_t, bf16x2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static bf16_t from(const From& value) {
-    return device::details::convert_scalar<bf16_t>(value, [](float x) { return __float2bfloat16(x); });
-  }
-};
-
-template <>
-struct dtype_trait<int8_t> : device::details::DTypeTraitBase<int8_t, int8_t, int8x2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static int8_t from(const From& value) {
-    return device::details::convert_scalar<int8_t>(value, [](float x) { return device::details::narrow_to_int8(x); });
-  }
-};
-
-template <>
-struct dtype_trait<uint8_t> : device::details::DTypeTraitBase<uint8_t, uint8_t, uint8x2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static uint8_t from(const From& value) {
-    return device::details::convert_scalar<uint8_t>(value, [](float x) { return device::details::narrow_to_uint8(x); });
-  }
-};
+SGL_DEFINE_SCALAR(fp32_t, fp32x2_t, wide);
+SGL_DEFINE_SCALAR(fp16_t, fp16x2_t, __float2half_rn(wide));
+SGL_DEFINE_SCALAR(bf16_t, bf16x2_t, __float2bfloat16(wide));
+SGL_DEFINE_SCALAR(int8_t, int8x2_t, device::details::narrow_to_int8(wide));
+SGL_DEFINE_SCALAR(uint8_t, uint8x2_t, device::details::narrow_to_uint8(wide));
 
 #define SGL_DEFINE_PAIR(TYPE, ELEMENT, PACKED, NARROW)                                                    \
   template <>                                                                                             \
@@ -238,34 +200,6 @@ SGL_DEFINE_PAIR(
   }
 
 SGL_DEFINE_FOUR(fp32x4_t, fp32_t);
-
-#if SGL_HAS_FP8
-
-template <>
-struct dtype_trait<fp8_e4m3_t> : device::details::DTypeTraitBase<fp8_e4m3_t, fp8_e4m3_t, fp8x2_e4m3_t, 1> {
-  template <typename From>
-  SGL_DEVICE static fp8_e4m3_t from(const From& value) {
-    return device::details::convert_scalar<fp8_e4m3_t>(value, [](float x) { return fp8_e4m3_t(x); });
-  }
-};
-
-template <>
-struct dtype_trait<fp8_e5m2_t> : device::details::DTypeTraitBase<fp8_e5m2_t, fp8_e5m2_t, fp8x2_e5m2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static fp8_e5m2_t from(const From& value) {
-    return device::details::convert_scalar<fp8_e5m2_t>(value, [](float x) { return fp8_e5m2_t(x); });
-  }
-};
-
-SGL_DEFINE_PAIR(fp8x2_e4m3_t, fp8_e4m3_t, fp8x4_e4m3_t, fp8x2_e4m3_t(wide));
-SGL_DEFINE_PAIR(fp8x2_e5m2_t, fp8_e5m2_t, fp8x4_e5m2_t, fp8x2_e5m2_t(wide));
-SGL_DEFINE_FOUR(fp8x4_e4m3_t, fp8_e4m3_t);
-SGL_DEFINE_FOUR(fp8x4_e5m2_t, fp8_e5m2_t);
-
-#endif
-
-#undef SGL_DEFINE_PAIR
-#undef SGL_DEFINE_FOUR
 
 /// \brief The type that holds twice as many elements as `T`: `packed_t<fp16_t>` is `fp16x2_t`.
 template <typename T>

@@ -467,6 +467,23 @@ def test_a_header_that_no_device_file_can_include_is_refused_by_name(tmp_path, m
         build(family, "scaling::plain")
 
 
+def test_a_variant_of_fp8_needs_no_include(family):
+    build(family, "scaling::scale", 3, False, torch.float8_e4m3fn)
+
+
+def test_a_device_file_that_names_fp8_is_told_which_header_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    device = DEVICE.replace("int* data) { *data = 7; }", "fp8_e4m3_t* data) { data[1] = fp8_e4m3_t(7.0f); }")
+    family = make_family(tmp_path, "of_fp8", **{"scaling.cuh": device})
+    with pytest.raises(errors.CompileError) as caught:
+        build(family, "scaling::plain")
+    first = str(caught.value).splitlines()[0]
+    assert "scaling.cuh(20): error: " in first
+    assert first.endswith(". Device code that names a type of fp8 includes <sgl_kernel/fp8.cuh>")
+    family = make_family(tmp_path, "with_fp8", **{"scaling.cuh": f"#include <sgl_kernel/fp8.cuh>\n{device}"})
+    build(family, "scaling::plain")
+
+
 def test_python_names_variants_as_host_parts_do(family):
     """What is built ahead is what is asked for later: the expressions are the same text."""
     names = """

@@ -119,7 +119,7 @@ def test_inline_ptx_is_in_one_place(header: str) -> None:
 # Every build of a family reads these headers. The first number counts lines of our headers, the second lines of others,
 # which change by less than a tenth between versions of a compiler. Blank lines and what nvcc always adds do not count.
 BUDGETS = {
-    "device": ("#include <sgl_kernel/row_program.h>\n", 1_950, 7_000),
+    "device": ("#include <sgl_kernel/row_program.h>\n", 1_900, 5_700),
     "host": ("#include <sgl_kernel/export.h>\n#include <sgl_kernel/row_program.h>\n", 3_100, 3_500),
 }
 MOST_LINES = 11_670  # of all headers but those of ports

@@ -10,6 +10,7 @@ import pytest
 from headers import toolbox
 
 VECTORS = """
+#include <sgl_kernel/fp8.cuh>
 #include <sgl_kernel/vec.cuh>
 template <typename T, size_t N>
 __global__ void copy(T* out, const T* in) {

@@ -13,7 +13,7 @@ import pytest
 import torch
 from headers import toolbox
 
-from sgljit_core import CppType, KernelFamily, override_cuda_arch, parallel_compile
+from sgljit_core import CppEnum, CppType, KernelFamily, override_cuda_arch, parallel_compile
 from sgljit_core.errors import CompileError, TensorMatchError
 from sgljit_tools.recording.recorder import record
 from sgljit_tools.testing import build_variant
@@ -722,7 +722,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("RMSNorm", 3, 256, 0, True, 0x222, 0x40, shape(6144, 0, 8, 256), shape(128, 0, 8, 16)),
     ("FusedAddRMSNorm", 3, 256, 2, False, 0x222, FLAT | 0x400, shape(8192, 0, 8, 256)),
     ("LayerNorm", 4, 128, 0, True, 0x2222, FLAT | 0x440, shape(1024, 0, 8, 128)),
-    ("PerGroup<128>", 3, 128, 0, True, 0x032, FLAT, shape(7168, 0, 8, 128)),
+    ("PerGroup<128>", 3, 128, 0, True, CppEnum("sgl::TypesWithFp8", 0x032), FLAT, shape(7168, 0, 8, 128)),
     ("Copy", 2, 128, 0, True, 0x22, 0x20, shape(128, 0, 8, 16), shape(128, 0, 8, 16)),
     ("Rope<sgl::Neox>", 3, 128, 0, True, 0x202, 0x020, shape(128, 128, 8, 8), shape(128, 128, 8, 8)),
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(128, 64, 8, 16), shape(128, 64, 8, 16)),
@@ -731,7 +731,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Ranked", 3, 512, 0, True, 0x502, FLAT | 0x880, shape(4096, 0, 8, 512)),
     ("Ranked", 3, 256, 0, True, 0x602, FLAT | 0x880, shape(32, 0, 8, 4)),
     ("Ranked", 3, 1024, 0, True, 0x500, FLAT | 0x880, shape(0, 0, 1, 1024)),
-    ("Chained", 3, 512, 0, True, 0x032, FLAT | 0x800, shape(4096, 0, 8, 512)),
+    ("Chained", 3, 512, 0, True, CppEnum("sgl::TypesWithFp8", 0x032), FLAT | 0x800, shape(4096, 0, 8, 512)),
     ("Copy", 2, 128, 0, True, 0x22, 0x20, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
     ("Softmax", 2, 128, 0, True, 0x22, COUNTED, shape(256, 0, 8, 32)),
     ("Softmax", 2, 128, 0, True, 0x22, COUNTED | FLAT, shape(64, 0, 8, 8)),

@@ -43,6 +43,9 @@ enum : unsigned {  // no variables, see device::details::is_same
   kUInt8,
   kNoElement = 15,
 };
+/// \brief The type by which a kernel's name gives the element types, if one is of fp8: whoever compiles the kernel sees
+/// by it that fp8.cuh is needed.
+enum TypesWithFp8 : unsigned long long {};
 
 namespace details {
 /// One of a list of types: of those of an element, in the order above.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -168,6 +169,12 @@ def test_no_arguments_at_all_are_refused():
         run_benchmark(lambda: None, [])
 
 
+@pytest.fixture
+def small_cache(monkeypatch):
+    """Half a gigabyte of cache takes seconds to fill, and these tests need no data outside of it."""
+    monkeypatch.setattr(importlib.import_module("sgljit_tools.benchmark.measure"), "cache_bytes", lambda _: 2**20)
+
+
 def check_copy(size: int, device: str, low: float, high: float) -> None:
     def holds(attempt: int) -> bool:
         length = size + 64 * attempt  # a copy of so many bytes is measured once
@@ -179,7 +186,7 @@ def check_copy(size: int, device: str, low: float, high: float) -> None:
     assert eventually(holds)
 
 
-def test_a_copy_is_measured_once_for_each_number_of_threads():
+def test_a_copy_is_measured_once_for_each_number_of_threads(small_cache):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -191,7 +198,7 @@ def test_a_copy_is_measured_once_for_each_number_of_threads():
         torch.set_num_threads(before)
 
 
-def test_a_copy_is_as_fast_as_a_copy():
+def test_a_copy_is_as_fast_as_a_copy(small_cache):
     check_copy(2**24, "cpu", 50, 200)  # on a busy machine
 
 

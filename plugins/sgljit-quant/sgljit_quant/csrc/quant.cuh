@@ -2,6 +2,7 @@
 
 #include <sgl_kernel/atomic.cuh>
 #include <sgl_kernel/cta.cuh>
+#include <sgl_kernel/fp8.cuh>
 #include <sgl_kernel/math.cuh>
 
 #include "quant.h"
