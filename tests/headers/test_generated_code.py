@@ -116,3 +116,30 @@ template __global__ void device::row_program_without_fields<Turned, 2, 128, 0, t
 """
     text = ptx(source.replace("IS_DOUBLE", is_double), tmp_path, "90a")
     assert len(re.findall(r"\bld\.global\S*", text)) == loads
+
+
+@pytest.mark.parametrize(
+    ("header", "types", "instruction"),
+    [("fp8", 0x32, "cvt.rn.satfinite.e4m3x2.f32"), ("type", 0x22, "cvt.rn.bf16x2.f32")],
+)
+def test_two_elements_are_converted_by_one_instruction(
+    header: str, types: int, instruction: str, tmp_path: Path
+) -> None:
+    source = f"""
+#include <sgl_kernel/{header}.cuh>
+#include <sgl_kernel/row_program.h>
+struct Twice {{
+  SGL_OPERANDS(x, out)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {{
+    return sgl::store(out = sgl::map([](float v) {{ return v + v; }}, row[x]));
+  }}
+}};
+constexpr sgl::RowShape kShape = {{0, 0, 8, 0, true}};
+template __global__ void device::row_program_without_fields<
+    Twice, 2, 128, 0, true, {types}, sgl::kIsFlat, kShape.number()>(
+    const __grid_constant__ sgl::RowProgramParams<2, 1>);
+"""
+    text = ptx(source, tmp_path, "90a")
+    assert text.count(instruction) == 8 / 2
+    assert len(re.findall(r"cvt\.rn\S*(e4m3|bf16)", text)) == 8 / 2

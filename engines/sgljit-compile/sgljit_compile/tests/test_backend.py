@@ -215,6 +215,23 @@ def test_code_in_cpp_has_the_dispatcher():
     assert dispatched(cpp_wrapper=True) == {"sgljit_norm::fused_add_rmsnorm"}
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # torch, of itself
+def test_a_package_of_aotinductor_has_the_ops_of_an_exported_program(tmp_path):
+    class Block(torch.nn.Module):
+        def forward(self, x, weight):
+            normed = torch.full_like(x, torch.nan)
+            families["norm"].rmsnorm(x * 2, weight, normed, 1e-6)
+            return normed + 1
+
+    x, weight = torch.randn(3, 64), torch.rand(64)
+    with torch.no_grad():
+        program = torch.export.export(Block(), (x, weight))
+        file = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "block.pt2"))
+        actual = torch._inductor.aoti_load_package(file)(x, weight)
+    torch.testing.assert_close(actual, torch.nn.functional.rms_norm(x * 2, (64,), weight, 1e-6) + 1)
+
+
 def test_a_pass_of_the_users_own_over_the_schedule_leaves_the_dispatcher():
     seen = []
 
