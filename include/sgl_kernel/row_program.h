@@ -741,9 +741,9 @@ inline sgl::RowShape shape_of(
   // A warp for a row of groups reads and writes little: larger blocks are fewer to start.
   if (segment.has_groups && row.threads_per_row == kWarp) row.block_threads = 2 * kBlock;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
-  // Two rows of few elements fit in the registers. Rows of i and i + half without sums are as fast one by one where
+  // Two rows of few bytes fit in the registers. Rows of i and i + half without sums are as fast one by one where
   // they fill the chip: their threads need the fewest registers.
-  const bool are_few = segment.columns <= 32 * static_cast<std::int64_t>(row.threads_per_row);
+  const bool are_few = segment.columns * segment.least_bytes <= 64 * static_cast<std::int64_t>(row.threads_per_row);
   const bool is_double = segment.may_double && segment.inner % 2 == 0 && row.threads_per_row <= kWarp && are_few &&
                          (segment.has_sums || !segment.is_neox || has_room);
   return {
