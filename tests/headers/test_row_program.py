@@ -534,6 +534,23 @@ def test_rows_in_place_are_each_the_same_row(programs):
         assert torch.equal(one, wanted)
 
 
+@each_device
+def test_rows_that_are_read_cannot_be_skipped(programs, device):
+    """A row that is not there has no elements, angles or value to compute with."""
+    x, index = torch.ones(2, 8, device=device), torch.tensor([1, -1], device=device)
+    out = poisoned(x)
+    for name, call in (
+        ("table", lambda: programs.gather_some(x, index, out)),
+        ("scale", lambda: programs.scale_some(x, x[:, :1].contiguous(), index, out)),
+        ("cos_sin", lambda: programs.rope_some(x[:, None], x, index)),
+    ):
+        said = f"segment 0 reads {name} by index, which skips negative elements: only rows that are not read can be sk"
+        with pytest.raises(TypeError, match=f"^row program: {said}"):
+            call()
+    assert out.isnan().all()
+    assert (x == 1).all()
+
+
 def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
     table, out = torch.ones(4, 8), torch.empty(2, 8)
     for wrong in (4, -1):

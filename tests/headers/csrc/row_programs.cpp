@@ -125,6 +125,25 @@ void gather(TensorView table, TensorView index, TensorView out) {
   gather_program({}, F::x = indexed(rows("table", table), "index", index), F::out = rows("out", out));
 }
 
+/// Reads rows by an index, elements, angles or a value for each.
+void gather_some(TensorView table, TensorView index, TensorView out) {
+  using F = Copy;
+  gather_program({}, F::x = indexed(rows("table", table), "index", index, true), F::out = rows("out", out));
+}
+
+void scale_some(TensorView x, TensorView scale, TensorView index, TensorView out) {
+  using F = Scaled;
+  const auto scales = indexed(rows("scale", scale), "index", index, true);
+  scaled_program({}, F::x = rows("x", x), F::scale = scales, F::out = rows("out", out));
+}
+
+void rope_some(TensorView x, TensorView cos_sin, TensorView index) {
+  using F = Rope<sgl::Neox>;
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), "index", index, true));
+  const auto of = rope_program<sgl::Neox>.rows(F::x = heads("x", x), F::cos_sin = angles, F::out = heads("x", x));
+  rope_program<sgl::Neox>({}, {of, of});
+}
+
 void scaled(TensorView x, TensorView scale, TensorView out) {
   using F = Scaled;
   scaled_program({}, F::x = rows("x", x), F::scale = rows("scale", scale), F::out = rows("out", out));
@@ -273,6 +292,9 @@ SGL_EXPORT(counted_softmax, (counted_softmax))
 SGL_EXPORT(counted_twice, (counted_twice))
 SGL_EXPORT(counted_copies, (counted_copies))
 SGL_EXPORT(gather, (gather))
+SGL_EXPORT(gather_some, (gather_some))
+SGL_EXPORT(scale_some, (scale_some))
+SGL_EXPORT(rope_some, (rope_some))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))
 SGL_EXPORT(ranked, (ranked))
