@@ -77,10 +77,12 @@ struct Rows {
   }
   /// \brief These rows as words of so many bytes, for a program that copies them: one kernel serves every dtype.
   /// \param bytes 1, 2 or 4, at most `word_bytes()`.
-  /// \throws TensorMatchError if the rows do not consist of such words.
+  /// \throws TensorMatchError if the rows do not consist of such words, or their elements not of whole bytes.
   Rows in_words(std::int64_t bytes) const {
     if (bytes > word_bytes() || element_stride != 1 || (bytes != 1 && bytes != 2 && bytes != 4)) [[unlikely]]
       raise({}, {"Size mismatch: expected rows of whole words of ", bytes, " bytes, side by side"});
+    if (dtype.bits * dtype.lanes % 8 != 0) [[unlikely]]
+      raise({}, {"DType mismatch: expected elements of whole bytes but got ", dtype});
     auto result = *this;
     for (auto* count : {&result.columns, &result.stride, &result.inner_stride, &result.block_stride})
       *count = *count * element_bytes() / bytes;

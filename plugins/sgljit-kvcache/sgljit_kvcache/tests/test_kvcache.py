@@ -139,6 +139,16 @@ def test_elements_of_less_than_a_byte_are_refused():
     text = r"(?s)^store_cache\(\): Tensor match failed for k, .*expected elements of whole bytes but got uint4"
     with pytest.raises(TensorMatchError, match=text):
         family.store_cache(**stored("cpu", k=k, k_cache=k_cache))
+    out, nope, rope = (zeros(2, 4, size).byte() for size in (12, 8, 4))
+    text = r"(?s)^concat_mla_\w\(\): Tensor match failed for \w_nope, .*expected elements of whole bytes but got uint4"
+    for concat, last in ((family.concat_mla_q, rope), (family.concat_mla_k, rope[:, 0])):
+        with pytest.raises(TensorMatchError, match=text):
+            concat(Packed(out.fill_(7)), Packed(nope), Packed(last))
+        assert (out == 7).all()
+    loc = torch.arange(2)
+    text = r"(?s)^set_mla_kv_buffer\(\): .* for k_nope, .*expected elements of whole bytes but got uint4"
+    with pytest.raises(TensorMatchError, match=text):
+        family.set_mla_kv_buffer(Packed(out[:, 0]), loc, Packed(nope[:, 0]), Packed(rope[:, 0]))
 
 
 CHECKED = """
