@@ -46,8 +46,9 @@ struct Rows {
   MemoryRows memory() const {
     const auto bytes = element_bytes(), inner_rows = inner == kForAllInner ? 1 : inner;
     if (block != 0) {  // whole blocks
-      const auto width = (block - 1) * stride + (inner_rows - 1) * inner_stride + columns;
-      return {data, width * bytes, {count / block, block_stride * bytes}};
+      const MemoryRows one(data, columns * bytes, {block, stride * bytes}, {inner_rows, inner_stride * bytes});
+      const auto width = one.outer.extent() + one.inner.extent() + one.width;
+      return {reinterpret_cast<const void*>(one.begin), width, {count / block, block_stride * bytes}};
     }
     const RowDimension outer = {count, stride * bytes};
     const auto size = is_packed ? 4 : bytes, sizes = is_packed ? div_ceil(columns, std::int64_t{4}) : columns;

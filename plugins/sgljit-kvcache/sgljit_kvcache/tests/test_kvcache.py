@@ -140,7 +140,7 @@ def test_elements_of_less_than_a_byte_are_refused():
     with pytest.raises(TensorMatchError, match=text):
         family.store_cache(**stored("cpu", k=k, k_cache=k_cache))
     out, nope, rope = (zeros(2, 4, size).byte() for size in (12, 8, 4))
-    text = r"(?s)^concat_mla_\w\(\): Tensor match failed for \w_nope, .*expected elements of whole bytes but got uint4"
+    text = r"(?s)^concat_mla_\w\(\): Tensor match failed for [qk], .*expected elements of whole bytes but got uint4"
     for concat, last in ((family.concat_mla_q, rope), (family.concat_mla_k, rope[:, 0])):
         with pytest.raises(TensorMatchError, match=text):
             concat(Packed(out.fill_(7)), Packed(nope), Packed(last))
@@ -336,6 +336,33 @@ def test_blocks_that_do_not_fit_are_refused(device):
         index = {"indices": torch.tensor([0, 4])}
         with pytest.raises(TensorMatchError, match="element 1 is 4, and k_cache has 4 rows"):
             family.store_cache(**{**given, "k_cache": apart[:, 0], "v_cache": apart[:, 1], **index})
+
+
+@pytest.mark.parametrize("step", [(1, -1, 1), (1, 1, -1), (-1, -1, -1)], ids=str)
+def test_blocks_in_reverse_are_written_and_their_memory_is_compared(step):
+    """Tokens or heads that lie behind each other, in memory that begins at the last of them."""
+    numpy = pytest.importorskip("numpy", reason="PyTorch has no negative strides")
+    backwards = tuple(slice(None, None, one) for one in step)
+    memory = numpy.full((2, 3, 4, 2, 8), 7, dtype=numpy.float32)
+    k_cache, v_cache = (one[backwards] for one in memory)
+    k, v = numpy.random.default_rng(0).standard_normal((2, 3, 2, 8), dtype=numpy.float32)
+    slots = numpy.array([5, -1, 0])
+    family.store_cache(k, v, k_cache, v_cache, slots)
+    wanted = numpy.full_like(memory, 7)
+    for cache, x in ((wanted[0][backwards], k), (wanted[1][backwards], v)):
+        cache[1, 1], cache[0, 0] = x[0], x[2]
+    assert (memory == wanted).all()
+    with pytest.raises(ValueError, match="rows of k_cache share memory with each other or with other rows of v_cache"):
+        family.store_cache(k, v, k_cache, k_cache, slots)
+    with pytest.raises(ValueError, match="rows of k_cache share memory .* other rows of v,"):
+        family.store_cache(k, memory[0, 0, :3], k_cache, v_cache, slots)
+    inside = memory[0].reshape(-1).view(numpy.int64)[:3]
+    inside[:] = (0, 1, 2)
+    wanted = memory.copy()
+    for caches, name in (((k_cache, v_cache), "k_cache"), ((v_cache, k_cache), "v_cache")):
+        with pytest.raises(ValueError, match=f"^{name} shares memory with indices"):
+            family.store_cache(k, v, *caches, inside)
+    assert (memory == wanted).all()
 
 
 @pytest.mark.parametrize("scale_ue8m0", [False, True])
