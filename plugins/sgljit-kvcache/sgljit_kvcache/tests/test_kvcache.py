@@ -284,6 +284,55 @@ def test_shared_memory_is_refused(device):
     assert not memory.any()
 
 
+def expect_one_of(got, candidates):
+    assert torch.stack([got == one for one in candidates]).any(0).all()
+
+
+def test_tokens_of_one_slot_change_no_other_and_leave_there_elements_of_their_own(device):
+    torch.manual_seed(0)
+    slots = torch.tensor([5, 2, 5, 5, -1], device=device)
+    k, v = torch.randn(2, 5, 2, 1000, device=device)
+    caches = [torch.full((8, 2, 1000), 7.0, device=device) for _ in "kv"]
+    family.store_cache(k, v, *caches, slots)
+    for cache, x in zip(caches, (k, v), strict=True):
+        expect_one_of(cache[5], x[[0, 2, 3]])
+        assert torch.equal(cache[2], x[1])
+        assert (cache[[0, 1, 3, 4, 6, 7]] == 7).all()
+    nope, rope = torch.randn(5, 512, device=device), torch.randn(5, 64, device=device)
+    buffer = torch.full((8, 576), 7.0, device=device)
+    family.set_mla_kv_buffer(buffer, slots, nope, rope)
+    expect_one_of(buffer[5], torch.cat((nope, rope), 1)[[0, 2, 3]])
+    assert (buffer[[0, 1, 3, 4, 6, 7]] == 7).all()
+    packed, apart = (torch.full((8, 656), 0x55, dtype=torch.uint8, device=device) for _ in "ab")
+    family.set_mla_kv_buffer_fp8(packed, slots, nope, rope)
+    family.set_mla_kv_buffer_fp8(apart, torch.arange(5, device=device), nope, rope)
+    expect_one_of(packed[5], apart[[0, 2, 3]])
+    assert torch.equal(packed[2], apart[1])
+    assert (packed[[0, 1, 3, 4, 6, 7]] == 0x55).all()
+
+
+@pytest.mark.parametrize("op", ["set_mla_kv_buffer", "set_mla_kv_buffer_fp8"])
+def test_a_slot_of_latent_rows_out_of_range_is_refused_on_the_cpu(op):
+    for slot in (4, 1 << 40):
+        columns = 656 if op.endswith("fp8") else 576
+        buffer = torch.full((4, columns), 7.0).byte() if op.endswith("fp8") else torch.full((4, columns), 7.0)
+        with pytest.raises(TensorMatchError, match=rf"for loc, (?s:.*)element 1 is {slot}, and kv_buffer has 4 rows"):
+            getattr(family, op)(buffer, torch.tensor([0, slot]), torch.ones(2, 512), torch.ones(2, 64))
+        assert (buffer == 7).all()
+
+
+def test_latent_rows_are_gathered_as_two_slices_of_their_buffer(device):
+    torch.manual_seed(0)
+    buffer = torch.randn(8, 1, 576, device=device).bfloat16()
+    slots = torch.tensor([6, 0, 6, 3], device=device)
+    nope, rope = (torch.full((4, 1, size), torch.nan, dtype=torch.bfloat16, device=device) for size in (512, 64))
+    family.gather_cache(buffer[..., :512], buffer[..., 512:], slots, nope, rope)
+    assert torch.equal(torch.cat((nope, rope), -1), buffer[slots])
+    again = torch.full_like(buffer, 7.0)
+    family.set_mla_kv_buffer(again, slots, nope, rope)
+    assert torch.equal(again[slots], buffer[slots])
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_blocks_may_be_any_distance_apart(size, heads_first, device):
@@ -354,7 +403,7 @@ def test_blocks_in_reverse_are_written_and_their_memory_is_compared(step):
     assert (memory == wanted).all()
     with pytest.raises(ValueError, match="rows of k_cache share memory with each other or with other rows of v_cache"):
         family.store_cache(k, v, k_cache, k_cache, slots)
-    with pytest.raises(ValueError, match="rows of k_cache share memory .* other rows of v,"):
+    with pytest.raises(ValueError, match=r"rows of k_cache share memory .* other rows of v,"):
         family.store_cache(k, memory[0, 0, :3], k_cache, v_cache, slots)
     inside = memory[0].reshape(-1).view(numpy.int64)[:3]
     inside[:] = (0, 1, 2)
