@@ -197,6 +197,25 @@ void affine_heads(TensorView x, TensorView shift, TensorView out, float scale) {
   affine_program({scale}, F::x = heads("x", x), F::shift = shared_row("shift", shift), F::out = heads("out", out));
 }
 
+RowProgram<OnlineSoftmax> online_softmax_program{"row_programs.h"};
+RowProgram<Moments> moments_program{"row_programs.h"};
+
+void online_softmax(TensorView x, TensorView out) {
+  using F = OnlineSoftmax;
+  online_softmax_program({}, F::x = rows("x", x), F::out = rows("out", out));
+}
+
+void moments(TensorView x, TensorView mean, TensorView variance) {
+  using F = Moments;
+  moments_program({}, F::x = rows("x", x), F::mean = rows("mean", mean), F::variance = rows("variance", variance));
+}
+
+/// A row of `shift` for each group of rows.
+void affine_groups(TensorView x, TensorView shift, TensorView out, float scale) {
+  using F = Affine;
+  affine_program({scale}, F::x = heads("x", x), F::shift = repeated(rows("shift", shift)), F::out = heads("out", out));
+}
+
 RowProgram<Forgetful> forgetful_program{"row_programs.h"};
 
 void forgetful(TensorView x, TensorView out) {
@@ -287,6 +306,8 @@ SGL_EXPORT(layernorm, (layernorm))
 SGL_EXPORT(per_token, (per_token))
 SGL_EXPORT(per_group_128, (per_group<128>))
 SGL_EXPORT(per_group_16, (per_group<16>))
+SGL_EXPORT(per_group_32, (per_group<32>))
+SGL_EXPORT(per_group_256, (per_group<256>))
 SGL_EXPORT(store, (store))
 SGL_EXPORT(counted_softmax, (counted_softmax))
 SGL_EXPORT(counted_twice, (counted_twice))
@@ -297,12 +318,15 @@ SGL_EXPORT(scale_some, (scale_some))
 SGL_EXPORT(rope_some, (rope_some))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))
+SGL_EXPORT(online_softmax, (online_softmax))
+SGL_EXPORT(moments, (moments))
 SGL_EXPORT(ranked, (ranked))
 SGL_EXPORT(largest, (largest))
 SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rounded_prologue, (rounded_prologue))
 SGL_EXPORT(affine, (affine))
 SGL_EXPORT(affine_heads, (affine_heads))
+SGL_EXPORT(affine_groups, (affine_groups))
 SGL_EXPORT(mean, (mean))
 SGL_EXPORT(forgetful, (forgetful))
 SGL_EXPORT(reads_late, (reads_late))
