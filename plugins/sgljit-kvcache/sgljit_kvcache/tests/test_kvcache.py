@@ -465,6 +465,27 @@ def test_latent_rows_in_fp8_that_do_not_fit_are_refused(device):
     assert not good["kv_buffer"].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_of_heads_at_odd_addresses_and_of_odd_sizes(first, dtype, device):
+    """All memory of an output is compared, also what lies between its heads."""
+    for tokens, heads, nope, rope in ((1, 1, 1, 1), (3, 2, 7, 3), (5, 16, 128, 64)):
+
+        def make(*shape):
+            memory = torch.randint(0, 250, (*shape[:-1], shape[-1] + first + 1), device=device).to(dtype)
+            return memory[..., first:-1]
+
+        parts = make(tokens, heads, nope), make(tokens, heads, rope)
+        shared = make(tokens, rope)
+        for op, last in (("concat_mla_q", parts[1]), ("concat_mla_k", shared)):
+            out = make(tokens, heads, nope + rope)
+            wanted = out._base.clone()
+            whole = torch.cat((parts[0], last if last.dim() == 3 else last[:, None].expand(-1, heads, -1)), -1)
+            wanted[..., first:-1] = whole
+            getattr(family, op)(out, parts[0], last)
+            assert torch.equal(out._base, wanted)
+
+
 def test_parts_of_heads_that_do_not_fit_are_refused(device):
     out, nope, rope = (torch.full((2, 3, size), 7.0, device=device) for size in (12, 8, 4))
     q = {"q": out, "q_nope": nope, "q_rope": rope}
