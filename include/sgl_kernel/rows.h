@@ -177,8 +177,8 @@ counted(const Rows& rows, const char* name, const TensorView& counts, DebugInfo 
 
 /// \brief The rows that an index names, one for each of its elements: `index` is int32 or int64, of one dimension.
 ///
-/// On the CPU an element out of range is refused; on a device nobody looks. `skips_negative`: an output's rows with a
-/// negative index are not written; a program that reads the rows is refused.
+/// On the CPU an element out of range is refused; on a device only with SGLJIT_CHECK_INDICES=1. `skips_negative`: an
+/// output's rows with a negative index are not written; a program that reads the rows is refused.
 /// \param name of the index, in errors.
 /// \throws TensorMatchError if the index has another form.
 [[nodiscard]] SGL_INLINE Rows indexed(
