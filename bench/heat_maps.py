@@ -1,7 +1,7 @@
 """Where are ops ahead of their peers, and where behind? A picture of each page of bench/results that compares them.
 
 It reads the pages: a line of cells for each table and each shape but the first column, which is the number of tokens or
-rows. A cell is our time divided by the best of the others. The norms have pictures of their own.
+rows. A cell is our time divided by the best of the others. The plain norms have pictures of their own.
 
     python bench/heat_maps.py [--results bench/results]
 """
@@ -16,12 +16,12 @@ from typing import Any
 
 from sgljit_norm.bench.heat_map import write_heat_map
 
-PAGES = ("layer", "rope", "kvcache", "moe", "quant", "activation", "sampling")
+PAGES = ("layer", "rope", "kvcache", "moe", "quant", "norm_quant", "activation", "sampling")
 OP, RATIO = "op", "sgljit / best of the others"
 TEXT = """# Our time divided by the best of the others
 
 Drawn by `python bench/heat_maps.py` from the pages, which have the machines, the dates and the commands. Green cells
-are below 1. The norms are in [norm_grid.md](norm_grid.md).
+are below 1. The plain norms are in [norm_grid.md](norm_grid.md).
 """
 
 

@@ -1087,6 +1087,10 @@ inline void match_segment(
           {"Size mismatch for the rows of each, such as heads: expected ", inner, " but got ", inner_of(rows)});
     std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value || rows.is_packed ? sgl::kOneValue : 0);
     if (rows.index != nullptr) {
+      if (rows.skips_negative && ((roles.reads | roles.reads_value | roles.pairs) & bit) != 0)
+        throw Error(
+            "TypeError", "row program: segment ", number, " reads ", rows.name, " by ", rows.index_name,
+            ", which skips negative elements: only rows that are not read can be skipped");
       match_index(rows, plan.device, false, location);
       place |= is_type<std::int32_t>(rows.index->dtype()) ? sgl::kIndexed : sgl::kLongIndexed;
       if (rows.block != 0) plan.places |= sgl::kInBlocks;

@@ -46,8 +46,9 @@ struct Rows {
   MemoryRows memory() const {
     const auto bytes = element_bytes(), inner_rows = inner == kForAllInner ? 1 : inner;
     if (block != 0) {  // whole blocks
-      const auto width = (block - 1) * stride + (inner_rows - 1) * inner_stride + columns;
-      return {data, width * bytes, {count / block, block_stride * bytes}};
+      const MemoryRows one(data, columns * bytes, {block, stride * bytes}, {inner_rows, inner_stride * bytes});
+      const auto width = one.outer.extent() + one.inner.extent() + one.width;
+      return {reinterpret_cast<const void*>(one.begin), width, {count / block, block_stride * bytes}};
     }
     const RowDimension outer = {count, stride * bytes};
     const auto size = is_packed ? 4 : bytes, sizes = is_packed ? div_ceil(columns, std::int64_t{4}) : columns;
@@ -77,10 +78,12 @@ struct Rows {
   }
   /// \brief These rows as words of so many bytes, for a program that copies them: one kernel serves every dtype.
   /// \param bytes 1, 2 or 4, at most `word_bytes()`.
-  /// \throws TensorMatchError if the rows do not consist of such words.
+  /// \throws TensorMatchError if the rows do not consist of such words, or their elements not of whole bytes.
   Rows in_words(std::int64_t bytes) const {
     if (bytes > word_bytes() || element_stride != 1 || (bytes != 1 && bytes != 2 && bytes != 4)) [[unlikely]]
       raise({}, {"Size mismatch: expected rows of whole words of ", bytes, " bytes, side by side"});
+    if (dtype.bits * dtype.lanes % 8 != 0) [[unlikely]]
+      raise({}, {"DType mismatch: expected elements of whole bytes but got ", dtype});
     auto result = *this;
     for (auto* count : {&result.columns, &result.stride, &result.inner_stride, &result.block_stride})
       *count = *count * element_bytes() / bytes;
@@ -174,8 +177,8 @@ counted(const Rows& rows, const char* name, const TensorView& counts, DebugInfo 
 
 /// \brief The rows that an index names, one for each of its elements: `index` is int32 or int64, of one dimension.
 ///
-/// On the CPU an element out of range is refused; on a device nobody looks. `skips_negative`: an output's rows with a
-/// negative index are not written.
+/// On the CPU an element out of range is refused; on a device only with SGLJIT_CHECK_INDICES=1. `skips_negative`: an
+/// output's rows with a negative index are not written; a program that reads the rows is refused.
 /// \param name of the index, in errors.
 /// \throws TensorMatchError if the index has another form.
 [[nodiscard]] SGL_INLINE Rows indexed(

@@ -174,6 +174,51 @@ def test_a_monoid_and_a_value_of_integers_for_each_row(programs, device, dtype):
             assert torch.equal(found.long(), first)
 
 
+@each_device
+@each_dtype
+def test_a_softmax_by_a_monoid_is_that_of_two_passes(programs, device, dtype):
+    for rows, columns in SHAPES[1:]:
+        for factor in (1, 30):
+            x = (factor * torch.randn(rows, columns, device=device)).to(dtype)
+            x[:, : columns // 3] = -INFINITY
+            out = poisoned(x)
+            programs.online_softmax(x, out)
+            expect(out, x.double().softmax(-1))
+    x = torch.full((3, 100), -INFINITY, dtype=dtype, device=device)
+    x[1, 50], x[2, 50] = 2, NAN
+    out = torch.zeros_like(x)
+    programs.online_softmax(x, out)
+    torch.testing.assert_close(out, x.softmax(-1), rtol=0, atol=0, equal_nan=True)
+
+
+@each_device
+@each_dtype
+def test_moments_by_a_monoid(programs, device, dtype):
+    for rows, columns in SHAPES[1:]:
+        for shift in (0, 256):
+            x = (16 * torch.randn(rows, columns, device=device) + shift).to(dtype)
+            mean, variance = (torch.full((rows, 1), NAN, device=device) for _ in range(2))
+            programs.moments(x, mean, variance)
+            exact = x.double()
+            expect(mean, exact.mean(-1, keepdim=True), 2**-14)
+            wanted = exact.var(-1, keepdim=True, correction=0)
+            torch.testing.assert_close(variance.double(), wanted, rtol=2**-10, atol=0)
+
+
+@each_device
+@each_dtype
+def test_a_row_for_each_group_of_rows(programs, device, dtype):
+    """Such as the bias of an expert, for all of its tokens."""
+    for groups, rows, columns in ((0, 3, 8), (1, 1, 1), (3, 1, 64), (1, 5, 7), (4, 3, 100), (2, 33, 4096)):
+        wide = random(groups, rows + 2, columns, dtype=dtype, device=device)
+        x, bias = wide[:, 1:-1], random(groups, columns, dtype=dtype, device=device)
+        out = poisoned(x)
+        programs.affine_groups(x, bias, out, 3)
+        expect(out, x.double() * 3 + bias[:, None].double())
+    with pytest.raises(TensorMatchError, match=r"(?s)for shift.*number of rows: expected 2 but got 3"):
+        programs.affine_groups(x, torch.ones(3, columns, dtype=dtype, device=device), out, 3)
+
+
 @pytest.mark.slow
 @each_device
 @each_dtype
@@ -309,9 +354,15 @@ def test_a_sum_of_many_terms_is_exact_and_the_same_in_each_run(programs, device)
 
 @each_device
 @each_dtype
-@pytest.mark.parametrize("size", [pytest.param(16, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (16, 32)), 128, 256])
 def test_a_value_for_each_group_in_any_layout(programs, device, dtype, size):
-    for rows, columns in ((0, 128), (1, 128), (3, 256), (5, 7168), (33, 1408)):
+    shapes = ((0, 256), (1, 256), (3, 512), (5, 7168), *([(33, 1408)] if size < 256 else []))
+    if size == 256 and dtype == torch.float32 and device == "cuda":  # a warp shares a group, by loads of 16 bytes
+        x, scales = torch.ones(1, 256, device=device), torch.zeros(1, 1, device=device)
+        with pytest.raises(TensorMatchError, match="groups of 256 elements need rows at multiples of 8 elements"):
+            programs.per_group_256(x, x.to(torch.float8_e4m3fn), scales)
+        return
+    for rows, columns in shapes:
         x = random(rows, columns, dtype=dtype, device=device)
         groups = x.double().view(rows, columns // size, size)
         largest = groups.abs().amax(-1)
@@ -534,6 +585,23 @@ def test_rows_in_place_are_each_the_same_row(programs):
         assert torch.equal(one, wanted)
 
 
+@each_device
+def test_rows_that_are_read_cannot_be_skipped(programs, device):
+    """A row that is not there has no elements, angles or value to compute with."""
+    x, index = torch.ones(2, 8, device=device), torch.tensor([1, -1], device=device)
+    out = poisoned(x)
+    for name, call in (
+        ("table", lambda: programs.gather_some(x, index, out)),
+        ("scale", lambda: programs.scale_some(x, x[:, :1].contiguous(), index, out)),
+        ("cos_sin", lambda: programs.rope_some(x[:, None], x, index)),
+    ):
+        said = f"segment 0 reads {name} by index, which skips negative elements: only rows that are not read can be sk"
+        with pytest.raises(TypeError, match=f"^row program: {said}"):
+            call()
+    assert out.isnan().all()
+    assert (x == 1).all()
+
+
 def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
     table, out = torch.ones(4, 8), torch.empty(2, 8)
     for wrong in (4, -1):
@@ -709,7 +777,7 @@ def test_a_warp_shares_each_of_few_rows_with_pairs_unless_a_sum_depends_on_it():
     assert found == {"kNone": {(2, 32), (8, 8)}, "kPlain": {(8, 8)}}
 
 
-FLAT, COUNTED, IN_BLOCKS, IS_MAP, HAS_TAIL = 1 << 63, 1 << 62, 1 << 61, 1 << 46, 1 << 47
+FLAT, COUNTED, IN_BLOCKS, IS_MAP, HAS_TAIL, IS_DOUBLE = 1 << 63, 1 << 62, 1 << 61, 1 << 46, 1 << 47, 1 << 62
 KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for all are held, types, places, shapes
     ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
@@ -741,6 +809,18 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(6, 2, 1, 8), shape(6, 2, 1, 8)),
     ("Attention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),
     ("Prologue", 4, 128, 0, True, 0x2022, 0x2240, shape(128, 128, 8, 8)),
+    ("Rope<sgl::Neox>", 3, 128, 7, True, 0x202, 0x020, *[IS_DOUBLE | shape(128, 128, 8, 8)] * 2),
+    ("Rope<sgl::Interleaved>", 3, 128, 7, True, 0x202, 0x020, *[IS_DOUBLE | shape(128, 64, 8, 16)] * 2),
+    ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, *[IS_DOUBLE | shape(6, 2, 1, 8)] * 2),
+    ("Prologue", 4, 128, 5, True, 0x2022, 0x2240, IS_DOUBLE | shape(128, 128, 8, 8)),
+    (
+        *("Attention", 4, 128, 6, True, 0x2022, 0x2240),
+        *(IS_DOUBLE | shape(128, 128, 8, 8), shape(128, 128, 8, 8), shape(128, 0, 8, 16)),
+    ),
+    ("OnlineSoftmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
+    ("OnlineSoftmax", 2, 256, 2, True, 0x00, FLAT, shape(151936, 0, 4, 256, 3)),
+    ("Moments", 3, 512, 0, True, 0x002, FLAT | 0x880, shape(4096, 0, 8, 512)),
+    ("Moments", 3, 1024, 0, True, 0x000, FLAT | 0x880, shape(0, 0, 1, 1024, 3)),
 ]
 
 

@@ -2,8 +2,8 @@
 
 All tensors are float16, bfloat16 or float32, on one CUDA device or the CPU; what is computed in between is float32, and each
 result is rounded once. Every op raises ``sgljit_core.errors.TensorMatchError`` for a tensor that is not as it says, and
-``ValueError`` where memory that is written is also another argument's. On the CPU a position or slot out of range is
-refused; on CUDA nobody looks.
+``ValueError`` where memory that is written is also another argument's, or if ``eps`` is below 0. On the CPU a position or
+slot out of range is refused; on CUDA only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-DTYPES = (torch.bfloat16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, plus: float = 0.0) -> torch.Tensor:

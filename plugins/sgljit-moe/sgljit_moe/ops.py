@@ -41,7 +41,7 @@ def topk_softmax(
         gating_output: [tokens, experts], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart.
         renormalize: whether the weights are divided by their sum, plus 1e-20.
         correction_bias: [experts], float16, bfloat16 or float32; it counts for the choice alone.
-        num_expert_group: from 1 to 32; it divides the experts.
+        num_expert_group: from 1 to 32; it divides the experts, of which there are at most 65536 in several groups.
         topk_group: from 1 to ``num_expert_group``. ``k`` is at most 32, and at most the experts of so many groups.
         routed_scaling_factor: of the weights.
 

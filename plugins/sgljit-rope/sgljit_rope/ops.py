@@ -116,8 +116,9 @@ def apply_rope_inplace_with_kvcache(
         v: [tokens, heads, v_head_dim], of the dtype of ``q``; only read.
         k_cache, v_cache: [slots, heads, head_dim] and [slots, heads, v_head_dim], with the heads of ``k`` and of ``v``,
             of their dtype: a cache in FP8 would need a scale.
-        out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored. Two tokens
-            must not have one slot. One out of range: as for ``positions``.
+        out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored.
+            Tokens with one slot leave elements of any of them there, also a mix. One out of range: as for
+            ``positions``.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``.

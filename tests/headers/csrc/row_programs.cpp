@@ -125,6 +125,25 @@ void gather(TensorView table, TensorView index, TensorView out) {
   gather_program({}, F::x = indexed(rows("table", table), "index", index), F::out = rows("out", out));
 }
 
+/// Reads rows by an index, elements, angles or a value for each.
+void gather_some(TensorView table, TensorView index, TensorView out) {
+  using F = Copy;
+  gather_program({}, F::x = indexed(rows("table", table), "index", index, true), F::out = rows("out", out));
+}
+
+void scale_some(TensorView x, TensorView scale, TensorView index, TensorView out) {
+  using F = Scaled;
+  const auto scales = indexed(rows("scale", scale), "index", index, true);
+  scaled_program({}, F::x = rows("x", x), F::scale = scales, F::out = rows("out", out));
+}
+
+void rope_some(TensorView x, TensorView cos_sin, TensorView index) {
+  using F = Rope<sgl::Neox>;
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), "index", index, true));
+  const auto of = rope_program<sgl::Neox>.rows(F::x = heads("x", x), F::cos_sin = angles, F::out = heads("x", x));
+  rope_program<sgl::Neox>({}, {of, of});
+}
+
 void scaled(TensorView x, TensorView scale, TensorView out) {
   using F = Scaled;
   scaled_program({}, F::x = rows("x", x), F::scale = rows("scale", scale), F::out = rows("out", out));
@@ -176,6 +195,25 @@ void affine(TensorView x, TensorView shift, TensorView out, float scale) {
 void affine_heads(TensorView x, TensorView shift, TensorView out, float scale) {
   using F = Affine;
   affine_program({scale}, F::x = heads("x", x), F::shift = shared_row("shift", shift), F::out = heads("out", out));
+}
+
+RowProgram<OnlineSoftmax> online_softmax_program{"row_programs.h"};
+RowProgram<Moments> moments_program{"row_programs.h"};
+
+void online_softmax(TensorView x, TensorView out) {
+  using F = OnlineSoftmax;
+  online_softmax_program({}, F::x = rows("x", x), F::out = rows("out", out));
+}
+
+void moments(TensorView x, TensorView mean, TensorView variance) {
+  using F = Moments;
+  moments_program({}, F::x = rows("x", x), F::mean = rows("mean", mean), F::variance = rows("variance", variance));
+}
+
+/// A row of `shift` for each group of rows.
+void affine_groups(TensorView x, TensorView shift, TensorView out, float scale) {
+  using F = Affine;
+  affine_program({scale}, F::x = heads("x", x), F::shift = repeated(rows("shift", shift)), F::out = heads("out", out));
 }
 
 RowProgram<Forgetful> forgetful_program{"row_programs.h"};
@@ -268,19 +306,27 @@ SGL_EXPORT(layernorm, (layernorm))
 SGL_EXPORT(per_token, (per_token))
 SGL_EXPORT(per_group_128, (per_group<128>))
 SGL_EXPORT(per_group_16, (per_group<16>))
+SGL_EXPORT(per_group_32, (per_group<32>))
+SGL_EXPORT(per_group_256, (per_group<256>))
 SGL_EXPORT(store, (store))
 SGL_EXPORT(counted_softmax, (counted_softmax))
 SGL_EXPORT(counted_twice, (counted_twice))
 SGL_EXPORT(counted_copies, (counted_copies))
 SGL_EXPORT(gather, (gather))
+SGL_EXPORT(gather_some, (gather_some))
+SGL_EXPORT(scale_some, (scale_some))
+SGL_EXPORT(rope_some, (rope_some))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))
+SGL_EXPORT(online_softmax, (online_softmax))
+SGL_EXPORT(moments, (moments))
 SGL_EXPORT(ranked, (ranked))
 SGL_EXPORT(largest, (largest))
 SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rounded_prologue, (rounded_prologue))
 SGL_EXPORT(affine, (affine))
 SGL_EXPORT(affine_heads, (affine_heads))
+SGL_EXPORT(affine_groups, (affine_groups))
 SGL_EXPORT(mean, (mean))
 SGL_EXPORT(forgetful, (forgetful))
 SGL_EXPORT(reads_late, (reads_late))

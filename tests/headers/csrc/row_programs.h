@@ -193,6 +193,66 @@ struct ArgMax {
   }
 };
 
+/// The largest element and the sum of powers by it, in one pass.
+struct SumOfPowers {
+  struct State {
+    float largest, sum;
+
+    SGL_HD float sum_by(float other) const {
+      return largest == other ? sum : sum * sgl::exp(largest - other);
+    }
+  };
+  SGL_HD static State identity() {
+    return {-sgl::kInfinity, 0};
+  }
+  SGL_HD static State of(float value, long long) {
+    return {value, 1};
+  }
+  SGL_HD static State merge(const State& a, const State& b) {
+    const float largest = sgl::max(a.largest, b.largest);
+    return {largest, a.sum_by(largest) + b.sum_by(largest)};
+  }
+};
+
+struct OnlineSoftmax {
+  SGL_OPERANDS(x, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto found = row.reduce(SumOfPowers{}, values);
+    return sgl::store(out = sgl::map([=](float v) { return sgl::exp(v - found.largest) / found.sum; }, values));
+  }
+};
+
+/// The mean and the squares around it, as Welford merges them.
+struct Welford {
+  struct State {
+    float count, mean, squares;
+  };
+  SGL_HD static State identity() {
+    return {0, 0, 0};
+  }
+  SGL_HD static State of(float value, long long) {
+    return {1, value, 0};
+  }
+  SGL_HD static State merge(const State& a, const State& b) {
+    const float count = a.count + b.count, apart = b.mean - a.mean;
+    const float share = count > 0 ? b.count / count : 0;
+    return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
+  }
+};
+
+struct Moments {
+  SGL_OPERANDS(x, mean, variance)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto found = row.reduce(Welford{}, row[x]);
+    return sgl::store(mean = found.mean, variance = found.squares / row.size());
+  }
+};
+
 /// The largest element behind another one in the order of `LargestAt`.
 struct LargestBehind {
   LargestAt::State last;

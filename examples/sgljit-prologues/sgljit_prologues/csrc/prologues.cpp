@@ -9,17 +9,22 @@ namespace {
 
 using namespace host;
 
-// The operands of each prologue have names; what a segment does not use is not passed.
-RowProgram<prologues::NormedHeads<false>, 3> qwen3_program{"prologues.h"};
-RowProgram<prologues::NormedHeads<true>, 4> qwen3_next_program{"prologues.h"};
-RowProgram<prologues::RotatedHeads, 3> gpt_oss_program{"prologues.h"};
-RowProgram<prologues::Latents, 3> deepseek_v3_program{"prologues.h"};
-RowProgram<prologues::BothSides> gemma3_program{"prologues.h"};
-RowProgram<prologues::AcrossHeads, 2> minimax_m2_program{"prologues.h"};
+// All operands are `floats()`: a program would take FP8 as well, and saturate.
 
 /// The angles of each token, for all of its heads.
 Rows angles(const TensorView& cos_sin, const TensorView& positions) {
-  return repeated(indexed(rows("cos_sin", cos_sin), "positions", positions));
+  return repeated(indexed(rows("cos_sin", cos_sin).floats(), "positions", positions));
+}
+
+Rows weight_of(const char* name, const TensorView& weight) {
+  return shared_row(name, weight).floats();
+}
+
+/// Of a negative one a result could be NaN.
+float checked(float eps) {
+  if (!(eps >= 0)) [[unlikely]]
+    throw Error("ValueError", "eps must be at least 0, got ", eps);
+  return eps;
 }
 
 /// The slots of tokens in the cache of `x`, of its dtype, as FP8 would need a scale. A token with a negative slot is
@@ -28,20 +33,26 @@ Rows slots_of(const Rows& x, const char* name, const TensorView& cache, const Te
   return indexed(heads(name, cache).typed_as(x), "slots", slots, true);
 }
 
+// The operands of each prologue have names; what a segment does not use is not passed.
+RowProgram<prologues::NormedHeads<false>, 3> qwen3_program{"prologues.h"};
+
 void qwen3(
     TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
     TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
   using F = prologues::NormedHeads<false>;
   const auto& program = qwen3_program;
   const auto turn = angles(cos_sin, positions);
-  const auto keys = heads("k", k), values = heads("v", v);
+  const auto keys = heads("k", k).floats(), values = heads("v", v).floats();
   qwen3_program(
-      {eps}, {program.rows(F::x = heads("q", q), F::weight = shared_row("q_weight", q_weight), F::cos_sin = turn),
-              program.rows(
-                  F::x = keys, F::weight = shared_row("k_weight", k_weight), F::cos_sin = turn,
-                  F::cache = slots_of(keys, "k_cache", k_cache, slots)),
-              program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots))});
+      {checked(eps)},
+      {program.rows(F::x = heads("q", q).floats(), F::weight = weight_of("q_weight", q_weight), F::cos_sin = turn),
+       program.rows(
+           F::x = keys, F::weight = weight_of("k_weight", k_weight), F::cos_sin = turn,
+           F::cache = slots_of(keys, "k_cache", k_cache, slots)),
+       program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots))});
 }
+
+RowProgram<prologues::NormedHeads<true>, 4> qwen3_next_program{"prologues.h"};
 
 void qwen3_next(
     TensorView q_and_gate, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
@@ -49,15 +60,19 @@ void qwen3_next(
   using F = prologues::NormedHeads<true>;
   const auto& program = qwen3_next_program;
   const auto turn = angles(cos_sin, positions);
-  const auto both = heads("q_and_gate", q_and_gate), keys = heads("k", k), values = heads("v", v);
+  const auto both = heads("q_and_gate", q_and_gate).floats(), keys = heads("k", k).floats(),
+             values = heads("v", v).floats();
   qwen3_next_program(
-      {eps}, {program.rows(F::x = both.part(0, 2), F::weight = shared_row("q_weight", q_weight), F::cos_sin = turn),
-              program.rows(
-                  F::x = keys, F::weight = shared_row("k_weight", k_weight), F::cos_sin = turn,
-                  F::cache = slots_of(keys, "k_cache", k_cache, slots)),
-              program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots)),
-              program.rows(F::x = both.part(1, 2))});
+      {checked(eps)},
+      {program.rows(F::x = both.part(0, 2), F::weight = weight_of("q_weight", q_weight), F::cos_sin = turn),
+       program.rows(
+           F::x = keys, F::weight = weight_of("k_weight", k_weight), F::cos_sin = turn,
+           F::cache = slots_of(keys, "k_cache", k_cache, slots)),
+       program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots)),
+       program.rows(F::x = both.part(1, 2))});
 }
+
+RowProgram<prologues::RotatedHeads, 3> gpt_oss_program{"prologues.h"};
 
 /// q, k and v for `gpt_oss_program`, rotated and stored.
 struct Stored {
@@ -67,7 +82,9 @@ struct Stored {
   Stored(
       const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cos_sin,
       const TensorView& positions, const TensorView& k_cache, const TensorView& v_cache, const TensorView& slots)
-      : Stored(heads("q", q), heads("k", k), heads("v", v), angles(cos_sin, positions), k_cache, v_cache, slots) {}
+      : Stored(
+            heads("q", q).floats(), heads("k", k).floats(), heads("v", v).floats(), angles(cos_sin, positions), k_cache,
+            v_cache, slots) {}
 
  private:
   Stored(
@@ -85,37 +102,42 @@ void gpt_oss(
   gpt_oss_program({}, Stored(q, k, v, cos_sin, positions, k_cache, v_cache, slots).segments);
 }
 
+RowProgram<prologues::Latents, 3> deepseek_v3_program{"prologues.h"};
+
 void deepseek_v3(
     TensorView q_latent, TensorView kv_latent, TensorView q_weight, TensorView kv_weight, TensorView cos_sin,
     TensorView positions, TensorView kv_cache, TensorView slots, float eps) {
   using F = prologues::Latents;
   const auto& program = deepseek_v3_program;
-  const auto weights = shared_row("kv_weight", kv_weight);
-  const auto turn = indexed(rows("cos_sin", cos_sin), "positions", positions);
-  const auto kv = rows("kv_latent", kv_latent);
+  const auto weights = weight_of("kv_weight", kv_weight);
+  const auto turn = indexed(rows("cos_sin", cos_sin).floats(), "positions", positions);
+  const auto kv = rows("kv_latent", kv_latent).floats();
   const auto cache = indexed(rows("kv_cache", kv_cache).typed_as(kv), "slots", slots, true);
   const auto rank = weights.columns;
   for (const auto& one : {kv, cache}) {  // slices would take a longer row
     if (one.columns != rank + turn.columns) [[unlikely]]
-      throw Error(
-          "ValueError", one.name, ": expected rows of ", rank + turn.columns,
-          " elements, as kv_weight and cos_sin have "
-          "together, but got ",
-          one.columns);
+      one.raise(
+          {}, {"Size mismatch for a row: expected ", rank + turn.columns, ", those of kv_weight and cos_sin, but got ",
+               one.columns});
   }
   deepseek_v3_program(
-      {eps}, {program.rows(F::x = rows("q_latent", q_latent), F::weight = shared_row("q_weight", q_weight)),
-              program.rows(F::x = kv.slice(0, rank), F::weight = weights, F::cache = cache.slice(0, rank)),
-              program.rows(
-                  F::x = kv.slice(rank, turn.columns), F::cos_sin = turn, F::cache = cache.slice(rank, turn.columns))});
+      {checked(eps)},
+      {program.rows(F::x = rows("q_latent", q_latent).floats(), F::weight = weight_of("q_weight", q_weight)),
+       program.rows(F::x = kv.slice(0, rank), F::weight = weights, F::cache = cache.slice(0, rank)),
+       program.rows(
+           F::x = kv.slice(rank, turn.columns), F::cos_sin = turn, F::cache = cache.slice(rank, turn.columns))});
 }
+
+RowProgram<prologues::BothSides> gemma3_program{"prologues.h"};
 
 void gemma3(TensorView x, TensorView residual, TensorView after, TensorView before, float eps) {
   using F = prologues::BothSides;
   gemma3_program(
-      {eps}, F::x = rows("x", x), F::residual = rows("residual", residual), F::after = shared_row("after", after),
-      F::before = shared_row("before", before));
+      {checked(eps)}, F::x = rows("x", x).floats(), F::residual = rows("residual", residual).floats(),
+      F::after = weight_of("after", after), F::before = weight_of("before", before));
 }
+
+RowProgram<prologues::AcrossHeads, 2> minimax_m2_program{"prologues.h"};
 
 /// A row of the norm is no row of the rotation, so this prologue takes two launches; the first writes nothing that the
 /// second would refuse.
@@ -126,15 +148,24 @@ void minimax_m2(
   const auto& program = minimax_m2_program;
   const Stored stored(q, k, v, cos_sin, positions, k_cache, v_cache, slots);
   gpt_oss_program.check({}, stored.segments);
-  for (const auto& read : {heads("v", v), rows("cos_sin", cos_sin)}) {
-    for (const auto& written : {heads("q", q), heads("k", k)}) {  // by the first launch; the second reads the others
-      if (rows_meet(written.memory(), read.memory())) [[unlikely]]
-        throw Error("ValueError", written.name, " must not share memory with ", read.name);
+  const auto refuse = [](std::initializer_list<Rows> written, std::initializer_list<Rows> read) {
+    for (const auto& one : written) {
+      for (const auto& other : read) {
+        if (rows_meet(one.memory(), other.memory())) [[unlikely]]
+          throw Error("ValueError", one.name, " must not share memory with ", other.name);
+      }
     }
-  }
+  };
+  // Written by the first launch, and read by the second.
+  refuse(
+      {heads("q", q), heads("k", k)},
+      {heads("v", v), rows("cos_sin", cos_sin), rows("positions", positions), rows("slots", slots)});
+  // Read by the first launch, and written by the second.
+  refuse(
+      {heads("k_cache", k_cache), heads("v_cache", v_cache)}, {rows("q_weight", q_weight), rows("k_weight", k_weight)});
   minimax_m2_program(
-      {eps}, {program.rows(F::x = rows("q", q, 2), F::weight = shared_row("q_weight", q_weight)),
-              program.rows(F::x = rows("k", k, 2), F::weight = shared_row("k_weight", k_weight))});
+      {checked(eps)}, {program.rows(F::x = rows("q", q, 2), F::weight = weight_of("q_weight", q_weight)),
+                       program.rows(F::x = rows("k", k, 2), F::weight = weight_of("k_weight", k_weight))});
   gpt_oss_program({}, stored.segments);
 }
 

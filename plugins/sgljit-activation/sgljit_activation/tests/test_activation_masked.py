@@ -43,6 +43,28 @@ def test_the_counted_rows_are_those_of_the_op_for_all_and_the_others_stay(dtype:
         assert torch.equal(sample["input"], before)
 
 
+def test_rows_at_odd_addresses_are_quantised_as_aligned_ones(device: torch.device):
+    """On CUDA loads of four elements at least hold a group."""
+    torch.manual_seed(0)
+    counts, wide = torch.tensor([3, 0, 2], dtype=torch.int32, device=device), torch.randn(3, 3, 516, device=device)
+    for first in (1, 2, 4):
+        x = wide[..., first : first + 512]
+        memory = torch.full((3, 3, 264), 0x2A, dtype=torch.uint8, device=device)
+        q, scales = memory[..., first : first + 256].view(FP8), torch.full((3, 3, 2), 42.0, device=device)
+        expected = memory.clone()
+        wanted_q, wanted_s = torch.empty(3, 3, 256, dtype=FP8, device=device), scales.clone()
+        if device.type == "cuda" and first < 4:
+            with pytest.raises(TensorMatchError, match="groups of 128 elements need rows at multiples of 4 elements"):
+                family.silu_and_mul_masked_quant(x, q, scales, counts)
+        else:
+            family.silu_and_mul_masked_quant(x, q, scales, counts)
+            family.silu_and_mul_masked_quant(x.contiguous(), wanted_q, wanted_s, counts)
+            for i, count in enumerate(counts.tolist()):
+                expected[i, :count, first : first + 256] = wanted_q[i, :count].view(torch.uint8)
+        assert torch.equal(memory, expected)
+        assert torch.equal(scales, wanted_s)
+
+
 def good_call(device: torch.device) -> dict[str, torch.Tensor]:
     return {
         "input": torch.ones(2, 3, 512, device=device),

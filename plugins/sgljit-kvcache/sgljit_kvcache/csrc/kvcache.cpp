@@ -38,9 +38,6 @@ Rows slots_of(const char* name, const TensorView& cache, const TensorView& indic
 /// keeps every bit.
 void refuse_other(const Rows& x, const Rows& cache) {
   x.typed_as(cache);
-  const auto dtype = x.tensor.dtype();
-  if (dtype.bits * dtype.lanes % 8 != 0) [[unlikely]]
-    x.raise({}, {"DType mismatch: expected elements of whole bytes but got ", dtype});
   if (x.columns != cache.columns) [[unlikely]]
     x.raise(
         {}, {"Size mismatch for a row: expected ", cache.columns, ", that of ", cache.name, ", but got ", x.columns});

@@ -139,6 +139,16 @@ def test_elements_of_less_than_a_byte_are_refused():
     text = r"(?s)^store_cache\(\): Tensor match failed for k, .*expected elements of whole bytes but got uint4"
     with pytest.raises(TensorMatchError, match=text):
         family.store_cache(**stored("cpu", k=k, k_cache=k_cache))
+    out, nope, rope = (zeros(2, 4, size).byte() for size in (12, 8, 4))
+    text = r"(?s)^concat_mla_\w\(\): Tensor match failed for [qk], .*expected elements of whole bytes but got uint4"
+    for concat, last in ((family.concat_mla_q, rope), (family.concat_mla_k, rope[:, 0])):
+        with pytest.raises(TensorMatchError, match=text):
+            concat(Packed(out.fill_(7)), Packed(nope), Packed(last))
+        assert (out == 7).all()
+    loc = torch.arange(2)
+    text = r"(?s)^set_mla_kv_buffer\(\): .* for k_nope, .*expected elements of whole bytes but got uint4"
+    with pytest.raises(TensorMatchError, match=text):
+        family.set_mla_kv_buffer(Packed(out[:, 0]), loc, Packed(nope[:, 0]), Packed(rope[:, 0]))
 
 
 CHECKED = """
@@ -274,6 +284,55 @@ def test_shared_memory_is_refused(device):
     assert not memory.any()
 
 
+def expect_one_of(got, candidates):
+    assert torch.stack([got == one for one in candidates]).any(0).all()
+
+
+def test_tokens_of_one_slot_change_no_other_and_leave_there_elements_of_their_own(device):
+    torch.manual_seed(0)
+    slots = torch.tensor([5, 2, 5, 5, -1], device=device)
+    k, v = torch.randn(2, 5, 2, 1000, device=device)
+    caches = [torch.full((8, 2, 1000), 7.0, device=device) for _ in "kv"]
+    family.store_cache(k, v, *caches, slots)
+    for cache, x in zip(caches, (k, v), strict=True):
+        expect_one_of(cache[5], x[[0, 2, 3]])
+        assert torch.equal(cache[2], x[1])
+        assert (cache[[0, 1, 3, 4, 6, 7]] == 7).all()
+    nope, rope = torch.randn(5, 512, device=device), torch.randn(5, 64, device=device)
+    buffer = torch.full((8, 576), 7.0, device=device)
+    family.set_mla_kv_buffer(buffer, slots, nope, rope)
+    expect_one_of(buffer[5], torch.cat((nope, rope), 1)[[0, 2, 3]])
+    assert (buffer[[0, 1, 3, 4, 6, 7]] == 7).all()
+    packed, apart = (torch.full((8, 656), 0x55, dtype=torch.uint8, device=device) for _ in "ab")
+    family.set_mla_kv_buffer_fp8(packed, slots, nope, rope)
+    family.set_mla_kv_buffer_fp8(apart, torch.arange(5, device=device), nope, rope)
+    expect_one_of(packed[5], apart[[0, 2, 3]])
+    assert torch.equal(packed[2], apart[1])
+    assert (packed[[0, 1, 3, 4, 6, 7]] == 0x55).all()
+
+
+@pytest.mark.parametrize("op", ["set_mla_kv_buffer", "set_mla_kv_buffer_fp8"])
+def test_a_slot_of_latent_rows_out_of_range_is_refused_on_the_cpu(op):
+    for slot in (4, 1 << 40):
+        columns = 656 if op.endswith("fp8") else 576
+        buffer = torch.full((4, columns), 7.0).byte() if op.endswith("fp8") else torch.full((4, columns), 7.0)
+        with pytest.raises(TensorMatchError, match=rf"for loc, (?s:.*)element 1 is {slot}, and kv_buffer has 4 rows"):
+            getattr(family, op)(buffer, torch.tensor([0, slot]), torch.ones(2, 512), torch.ones(2, 64))
+        assert (buffer == 7).all()
+
+
+def test_latent_rows_are_gathered_as_two_slices_of_their_buffer(device):
+    torch.manual_seed(0)
+    buffer = torch.randn(8, 1, 576, device=device).bfloat16()
+    slots = torch.tensor([6, 0, 6, 3], device=device)
+    nope, rope = (torch.full((4, 1, size), torch.nan, dtype=torch.bfloat16, device=device) for size in (512, 64))
+    family.gather_cache(buffer[..., :512], buffer[..., 512:], slots, nope, rope)
+    assert torch.equal(torch.cat((nope, rope), -1), buffer[slots])
+    again = torch.full_like(buffer, 7.0)
+    family.set_mla_kv_buffer(again, slots, nope, rope)
+    assert torch.equal(again[slots], buffer[slots])
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_blocks_may_be_any_distance_apart(size, heads_first, device):
@@ -328,6 +387,33 @@ def test_blocks_that_do_not_fit_are_refused(device):
             family.store_cache(**{**given, "k_cache": apart[:, 0], "v_cache": apart[:, 1], **index})
 
 
+@pytest.mark.parametrize("step", [(1, -1, 1), (1, 1, -1), (-1, -1, -1)], ids=str)
+def test_blocks_in_reverse_are_written_and_their_memory_is_compared(step):
+    """Tokens or heads that lie behind each other, in memory that begins at the last of them."""
+    numpy = pytest.importorskip("numpy", reason="PyTorch has no negative strides")
+    backwards = tuple(slice(None, None, one) for one in step)
+    memory = numpy.full((2, 3, 4, 2, 8), 7, dtype=numpy.float32)
+    k_cache, v_cache = (one[backwards] for one in memory)
+    k, v = numpy.random.default_rng(0).standard_normal((2, 3, 2, 8), dtype=numpy.float32)
+    slots = numpy.array([5, -1, 0])
+    family.store_cache(k, v, k_cache, v_cache, slots)
+    wanted = numpy.full_like(memory, 7)
+    for cache, x in ((wanted[0][backwards], k), (wanted[1][backwards], v)):
+        cache[1, 1], cache[0, 0] = x[0], x[2]
+    assert (memory == wanted).all()
+    with pytest.raises(ValueError, match="rows of k_cache share memory with each other or with other rows of v_cache"):
+        family.store_cache(k, v, k_cache, k_cache, slots)
+    with pytest.raises(ValueError, match=r"rows of k_cache share memory .* other rows of v,"):
+        family.store_cache(k, memory[0, 0, :3], k_cache, v_cache, slots)
+    inside = memory[0].reshape(-1).view(numpy.int64)[:3]
+    inside[:] = (0, 1, 2)
+    wanted = memory.copy()
+    for caches, name in (((k_cache, v_cache), "k_cache"), ((v_cache, k_cache), "v_cache")):
+        with pytest.raises(ValueError, match=f"^{name} shares memory with indices"):
+            family.store_cache(k, v, *caches, inside)
+    assert (memory == wanted).all()
+
+
 @pytest.mark.parametrize("scale_ue8m0", [False, True])
 def test_a_latent_row_in_fp8_is_within_half_a_step_of_the_exact_quotient(scale_ue8m0, device):
     torch.manual_seed(0)
@@ -377,6 +463,27 @@ def test_latent_rows_in_fp8_that_do_not_fit_are_refused(device):
         with pytest.raises(TensorMatchError, match=said):
             family.set_mla_kv_buffer_fp8(**{**good, **changed})
     assert not good["kv_buffer"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_of_heads_at_odd_addresses_and_of_odd_sizes(first, dtype, device):
+    """All memory of an output is compared, also what lies between its heads."""
+    for tokens, heads, nope, rope in ((1, 1, 1, 1), (3, 2, 7, 3), (5, 16, 128, 64)):
+
+        def make(*shape):
+            memory = torch.randint(0, 250, (*shape[:-1], shape[-1] + first + 1), device=device).to(dtype)
+            return memory[..., first:-1]
+
+        parts = make(tokens, heads, nope), make(tokens, heads, rope)
+        shared = make(tokens, rope)
+        for op, last in (("concat_mla_q", parts[1]), ("concat_mla_k", shared)):
+            out = make(tokens, heads, nope + rope)
+            wanted = out._base.clone()
+            whole = torch.cat((parts[0], last if last.dim() == 3 else last[:, None].expand(-1, heads, -1)), -1)
+            wanted[..., first:-1] = whole
+            getattr(family, op)(out, parts[0], last)
+            assert torch.equal(out._base, wanted)
 
 
 def test_parts_of_heads_that_do_not_fit_are_refused(device):

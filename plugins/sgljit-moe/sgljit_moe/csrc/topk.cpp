@@ -32,6 +32,11 @@ void topk(
     gates.raise(
         {}, {"Size mismatch for dimension 1: expected a multiple of num_expert_group, ", num_expert_group, ", but got ",
              gates.columns});
+  constexpr int kMostInGroups = 1 << 16;  // up to 92681 the product with `inverse` names the group of each expert
+  if (topk_group < num_expert_group && gates.columns > kMostInGroups) [[unlikely]]
+    gates.raise(
+        {}, {"Size mismatch for dimension 1: expected at most ", kMostInGroups, " experts in groups, but got ",
+             gates.columns});
   const auto group_size = gates.columns / num_expert_group, experts = group_size * topk_group;
   const auto most = experts < sgl::kMostListed ? experts : sgl::kMostListed;
   if (weights.columns > most) [[unlikely]]

@@ -149,6 +149,11 @@ BAD = {
         "gating_output",
         "dimension 1: expected a multiple of num_expert_group, 5, but got 12",
     ),
+    "experts in groups": (
+        {"gating_output": zeros(2, 1 << 17), "num_expert_group": 2},
+        "gating_output",
+        "dimension 1: expected at most 65536 experts in groups, but got 131072",
+    ),
     "dimensions of gates": ({"gating_output": zeros(12)}, "gating_output", "Dimension mismatch: expected 2 but got 1"),
     "dimensions of ids": ({"topk_ids": zeros(8).int()}, "topk_ids", "Dimension mismatch: expected 2 but got 1"),
     "columns of ids": ({"topk_ids": zeros(2, 3).int()}, "topk_ids", "for a row: expected 4 but got 3"),
@@ -186,6 +191,18 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
 def test_groups_out_of_range_are_refused(options, text, device):
     with pytest.raises(ValueError, match=text):
         family.topk_softmax(**given(device, **options))
+
+
+@pytest.mark.parametrize("groups", [2, 3, 32])
+def test_each_of_the_most_experts_that_groups_may_have_is_in_its_group(groups, device):
+    experts = (1 << 16) // groups * groups
+    best = torch.arange(groups, device=device) * (experts // groups)
+    best = torch.cat((best, best + experts // groups - 1))  # the first and the last of each group
+    gates = torch.zeros(2 * groups, experts, device=device)
+    gates[torch.arange(2 * groups), best] = 1
+    weights, ids = torch.full((2 * groups, 1), torch.nan, device=device), torch.full((2 * groups, 1), -1, device=device)
+    family.topk_softmax(weights, ids, gates, num_expert_group=groups, topk_group=1)
+    assert torch.equal(ids[:, 0], best)
 
 
 def test_shared_memory_is_refused(device):

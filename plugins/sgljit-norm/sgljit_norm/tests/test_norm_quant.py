@@ -244,13 +244,22 @@ def test_a_product_beyond_float32_is_infinite_and_saturates(device: torch.device
     assert (q[0, 128:].float() == 448).all()
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [(0.0, [448, -448, math.nan]), (math.inf, [0, 0, 0]), (math.nan, [math.nan] * 3)]
-)
-def test_a_given_scale_that_is_not_positive(given: float, expected: list[float], device: torch.device):
-    x, q = torch.tensor([[1.0, -2.0, 0.0]], device=device), torch.empty(1, 3, dtype=FP8, device=device)
-    norm.rmsnorm_quant(x, torch.ones(3, device=device), q, torch.tensor([given], device=device), is_static=True)
+@one_op
+@pytest.mark.parametrize("dtype", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize("given", [0.0, math.inf, math.nan])
+def test_a_given_scale_that_is_not_positive(op: str, dtype: torch.dtype, given: float, device: torch.device):
+    """A quotient of zero by zero is NaN, which int8 has as 0."""
+    quotients = {0.0: [math.inf, -math.inf, math.nan], math.inf: [0, 0, 0], math.nan: [math.nan] * 3}[given]
+    least, most = (-448, 448) if dtype is FP8 else (-128, 127)
+    expected = [x if math.isnan(x) else min(max(x, least), most) for x in quotients]
+    expected = [0 if math.isnan(x) and dtype is torch.int8 else x for x in expected]
+    call = make(op, torch.tensor([[1.0, -2.0, 0.0]], device=device), torch.ones(3, device=device))
+    if "residual" in call:
+        call["residual"].zero_()
+    q, scale = torch.full((1, 3), 77.0, device=device).to(dtype), torch.tensor([given], device=device)
+    getattr(norm, op)(**call, output_q=q, output_s=scale, is_static=True)
     assert q[0].float().tolist() == pytest.approx(expected, nan_ok=True)
+    assert torch.equal(scale, torch.tensor([given], device=device)) or math.isnan(given)
 
 
 BAD = {

@@ -54,6 +54,26 @@ def test_the_counted_rows_alone_are_written(groups: int, dtype: torch.dtype, dev
 
 
 @each_dtype
+def test_rows_at_odd_addresses(dtype: torch.dtype, device: torch.device):
+    """On CUDA loads of four elements at least hold a group."""
+    counts = torch.tensor([3, 0, 2], dtype=torch.int32, device=device)
+    wide = random(3, 3, 260, dtype=dtype, device=device)
+    for first, gap in ((1, 3), (2, 2), (4, 4)):
+        x, scales = wide[..., first : first + 256], poisoned(torch.empty(3, 3, 2, device=device))
+        q = Guarded(x.shape, FP8, device, gap=gap, offset=16 + first)
+        expected_q, expected_s = q.tensor.clone(), scales.clone()
+        if device.type == "cuda" and first < 4:
+            with pytest.raises(TensorMatchError, match="groups of 128 elements need rows at multiples of 4 elements"):
+                family.masked_group_quant_fp8(x, q.tensor, scales, counts)
+        else:
+            family.masked_group_quant_fp8(x, q.tensor, scales, counts)
+            reference.masked_group_quant_fp8(x, expected_q, expected_s, counts)
+        assert_same_bytes(q.tensor, expected_q)
+        assert_same_bytes(scales, expected_s)
+        q.assert_margins_untouched()
+
+
+@each_dtype
 def test_samples_against_the_reference(dtype: torch.dtype, device: torch.device):
     chosen = [sample for sample in samples.masked_group_quant_fp8(device) if sample["input"].dtype == dtype]
     assert chosen

@@ -114,6 +114,58 @@ def test_heads_together_have_the_bits_of_each_head_alone(size, is_neox, device):
             assert torch.equal(results[0][3], k_cache) != stored
 
 
+def at_odd_addresses(x):
+    memory = torch.full((*x.shape[:-1], x.shape[-1] + 1), 7, dtype=x.dtype, device=x.device)
+    memory[..., 1:] = x
+    return memory[..., 1:]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "apply_rope_inplace",
+        "fused_qk_norm_rope",
+        *(
+            pytest.param(f"{name}_with_kvcache", marks=pytest.mark.slow)
+            for name in ("apply_rope_inplace", "fused_qk_norm_rope")
+        ),
+    ],
+)
+@pytest.mark.parametrize(("size", "paired"), [(64, 64), (7, 6), (80, 32)])
+def test_slices_at_odd_addresses_and_heads_of_odd_sizes(op, size, paired, device):
+    torch.manual_seed(0)
+    for tokens, is_neox in itertools.product((1, 9), (True, False)):
+        shapes = {"q": (tokens, 4, size), "k": (tokens, 2, size), "cos_sin_cache": (40, paired)}
+        if "norm" in op:
+            shapes |= {"q_weight": (size,), "k_weight": (size,)}
+        if "kvcache" in op:
+            shapes |= {"v": (tokens, 2, size), "k_cache": (20, 2, size), "v_cache": (20, 2, size)}
+        given = {name: at_odd_addresses(torch.randn(shape).bfloat16().to(device)) for name, shape in shapes.items()}
+        where = {"positions": torch.arange(tokens, device=device) * 3, "is_neox": is_neox}
+        if "kvcache" in op:
+            where["out_loc"] = torch.tensor([3, -1, 19, 0, 8, -1, 5, 6, 7], device=device)[:tokens]
+        wanted = {name: x.clone() for name, x in given.items()}
+        getattr(reference, op)(**wanted, **where)
+        getattr(family, op)(**given, **where)
+        for name, x in given.items():
+            torch.testing.assert_close(x, wanted[name], rtol=2**-7, atol=2**-5)
+            assert (x._base[..., 0] == 7).all(), "written beside the rows"
+
+
+@pytest.mark.parametrize("op", ["apply_rope_inplace_with_kvcache"])
+def test_tokens_of_one_slot_change_no_other_and_leave_there_elements_of_their_own(op, device):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 5, 2, 256, device=device)
+    k_cache, v_cache = torch.full((2, 8, 2, 256), 7.0, device=device)
+    cos_sin, positions = torch.randn(40, 256, device=device), torch.arange(5, device=device)
+    slots = torch.tensor([5, 2, 5, 5, -1], device=device)
+    getattr(family, op)(q, k, v, k_cache, v_cache, cos_sin, positions, slots)
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        assert torch.stack([cache[5] == x[i] for i in (0, 2, 3)]).any(0).all()
+        assert torch.equal(cache[2], x[1])
+        assert (cache[[0, 1, 3, 4, 6, 7]] == 7).all()
+
+
 def test_a_quarter_turn_is_known(device):
     for is_neox, wanted in ((True, [-3.0, -4, 1, 2]), (False, [-2.0, 1, -4, 3])):
         q = torch.tensor([[[1.0, 2, 3, 4]]], device=device)
