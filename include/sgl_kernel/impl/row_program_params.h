@@ -43,8 +43,7 @@ enum : unsigned {  // no variables, see device::details::is_same
   kUInt8,
   kNoElement = 15,
 };
-/// \brief The type by which a kernel's name gives the element types, if one is of fp8: whoever compiles the kernel sees
-/// by it that fp8.cuh is needed.
+/// \brief The type of the element types in the name of a kernel with one of fp8: by it, it gets fp8.cuh.
 enum TypesWithFp8 : unsigned long long {};
 
 namespace details {
