@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from sgljit_core.machine import roots
-
-from . import web
+from . import owned, web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
 from .store import Store, Write
@@ -55,10 +53,9 @@ class DirectoryStore(Store):
         try:
             descriptor = self._open(name)
             try:
-                status = os.fstat(descriptor)
                 if self._check_owners:
-                    roots.check_file(self._root / name, status)
-                if not stat.S_ISREG(status.st_mode):
+                    owned.check_file(self._root / name, descriptor)
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise RefusedObjectError(f"{name} is not a plain file")
                 left = most + 1
                 while left > 0 and (piece := os.read(descriptor, min(_PIECE, left))):
@@ -83,7 +80,7 @@ class DirectoryStore(Store):
         if not self._check_owners:
             return os.open(self._root / name, flags)
         *directories, last = name.split("/")
-        with roots.directory(self._root, *directories) as place:
+        with owned.directory(self._root, *directories) as place:
             return os.open(last, flags | os.O_NOFOLLOW, dir_fd=place)
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:

@@ -322,6 +322,7 @@ def test_damage_inside_is_refused(made, second, here, trusted):
     assert laid(here) == []
 
 
+@pytest.mark.usefixtures("waived")
 def test_a_directory_that_others_can_write_is_not_written(made, second, here, trusted):
     place = here["directory"].path
     place.mkdir(parents=True)

@@ -281,12 +281,14 @@ def test_a_file_that_was_changed_after_the_install_is_not_locked(site):
         lock.locked(found(site))
 
 
+@pytest.mark.usefixtures("waived")
 @pytest.mark.parametrize("mode", [0o666, 0o606])
 def test_a_lock_that_others_can_write_is_refused(site, file, mode):
     file.chmod(mode)
     assert "can be written by group or others" in refusal(site, file)
 
 
+@pytest.mark.usefixtures("waived")
 def test_a_lock_in_a_directory_that_others_can_write_is_refused(site, file):
     file.parent.chmod(0o777)
     try:
