@@ -25,18 +25,29 @@ class TryAgainError(Exception):
     """An attempt failed in a way that may pass: the connection, or a server that is busy."""
 
 
-def ask(question: Callable[[float], T], seconds: float, meanwhile: Callable[[], object] = lambda: None) -> T:
+class StalledError(TryAgainError):
+    """Nothing came for as long as one artifact may take. So nothing is tried again."""
+
+
+def ask(
+    question: Callable[[float], T],
+    seconds: float,
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    times: float = 1,
+) -> T:
     """The answer to a question, which is asked again while it raises TryAgainError and there is time.
 
     Args:
         question: gets the time by which it must be done, by ``time.monotonic``.
-        seconds: for all attempts together.
+        seconds: the limit of one artifact.
         meanwhile: what this thread does before it waits for an answer; it must not take long.
+        times: all attempts together may take so many limits.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + times * seconds
     pause, reasons = _FIRST_PAUSE, dict[str, None]()
     while True:
         try:
@@ -49,8 +60,10 @@ def ask(question: Callable[[float], T], seconds: float, meanwhile: Callable[[], 
             count(failures=1)
             reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            if time.monotonic() + wait >= deadline:
-                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {seconds:g} s") from error
+            has_stalled = isinstance(error, StalledError)
+            if has_stalled or time.monotonic() + wait >= deadline:
+                waited = seconds if has_stalled else times * seconds
+                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {waited:g} s") from error
         time.sleep(wait)
         pause *= 2
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive
+_TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive that keeps coming
 
 
 class Remote:
@@ -57,7 +57,7 @@ class Remote:
             self.trusted = signing.public_keys(settings.trusted_keys)
             self._while_asking = [functools.partial(signing.load_keys, self.trusted), signing.import_library]
         is_checked = bool(self.trusted) or settings.unsigned
-        self.store = stores.opened(settings.url, check_owners=not is_checked)
+        self.store = stores.opened(settings.url, settings.timeout, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
             raise UntrustedRemoteError(
                 f"the remote {self.store.shown} is not used: whoever can write there could run code as you. Name the "
@@ -105,7 +105,7 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
-            return ask(question, times * self.settings.timeout, self._meanwhile)
+            return ask(question, self.settings.timeout, self._meanwhile, times=times)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 
@@ -320,7 +320,7 @@ class Session:
             del self._archives[archive.name]  # a second attempt would bring the same
             try:
                 content = self._remote.get(archive.object_name, times=_TIMES_FOR_AN_ARCHIVE)
-            except (RemoteUnavailableError, RefusedObjectError) as error:
+            except RefusedObjectError as error:
                 self._remote.refuse(archive.object_name, str(error))
                 continue
             for artifact in self._remote.unpack(archive.object_name, content).artifacts if content else ():

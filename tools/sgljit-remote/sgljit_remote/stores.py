@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 from pathlib import Path
@@ -23,10 +24,11 @@ _OWN = ("", "file")
 _PIECE = 1 << 20
 
 
-def opened(url: str, *, check_owners: bool) -> Store:
+def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
     """The store of a URL or an absolute path.
 
     Args:
+        seconds: a web server that sends nothing for so long has stalled.
         check_owners: refuse what another user could have written, where the store is a directory.
     """
     scheme = urlsplit(url).scheme
@@ -35,8 +37,8 @@ def opened(url: str, *, check_owners: bool) -> Store:
     if scheme in ("oci", "oci+http"):
         from .registry import RegistryStore
 
-        return RegistryStore(url)
-    return HttpStore(url) if scheme in ("http", "https") else FsspecStore(url)
+        return RegistryStore(url, seconds)
+    return HttpStore(url, seconds) if scheme in ("http", "https") else FsspecStore(url)
 
 
 class DirectoryStore(Store):
@@ -129,12 +131,12 @@ def settle(written: str | Path, path: str | Path, *, replace: bool, place: int |
 class HttpStore(Store):
     """A web server. A user and a password in the URL are sent to it, and not to where it redirects."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float = math.inf) -> None:
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
         self._parts = parts._replace(netloc=host)
         self._authorization = web.basic(unquote(user)) if at else ""
-        self._client = web.Client()
+        self._client = web.Client(seconds)
         self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
 
     def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 
 import pytest
 
@@ -257,14 +258,55 @@ def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, c
     ]
 
 
-@pytest.mark.parametrize("fault", [served.stalled, served.status(403), served.shortened, served.status(404)])
-def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, monkeypatch, fault):
-    monkeypatch.setattr("sgljit_remote.remote._TIMES_FOR_AN_ARCHIVE", 0.05)
+@pytest.mark.parametrize("fault", [served.shortened, served.status(404)])
+def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, fault):
     serve(filled, *family(ONE))
     filled.fault = lambda handler: "archives" in handler.path and fault(handler)
-    with within(1):  # of the 20 s that an artifact may take
-        assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
     assert len(said()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (served.stalled, "no answer, for 2 s"),
+        (served.stalling, "no answer, for 2 s"),
+        (served.status(403), "it answers 403 Forbidden"),
+    ],
+)
+def test_archives_that_do_not_come_cost_one_time_out_in_all(server, session, cache, said, fault, reason):
+    """The index answers, and what it lists does not: three families, of which the first takes the whole remote down."""
+    one_of_each = [artifact(number, family=name) for number, name in enumerate(("norm", "rope", "moe"))]
+    archives = [
+        Archive(f"cpu-x86_64.{one.manifest.family}", one.manifest.family, "cpu-x86_64", 1000, (one.place,))
+        for one in one_of_each
+    ]
+    server.objects = {f"/{archive.object_name}": bytes(1000) for archive in archives}
+    server.objects[f"/{index.NAME}"] = index.dump(archives)
+    server.fault = lambda handler: "archives" in handler.path and fault(handler)
+    one = session(timeout=2)
+    for wanted in one_of_each:
+        assert one.fetch(wanted.manifest.location.path, wanted.manifest.toolchain_key, cache) is None
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/cpu-x86_64.norm.zip"]
+    (warning,) = said()
+    assert f"cannot be used now: {reason}. This process asks it no more" in warning
+
+
+def test_an_archive_that_keeps_coming_may_take_longer_than_an_artifact(server, session, cache):
+    archive, content = family(ONE)
+    serve(server, archive, content)
+
+    def slow(handler):
+        if "archives" not in handler.path:
+            return False
+        handler.send(b"", len(content))
+        for start in range(0, len(content), len(content) // 5):
+            time.sleep(0.4)
+            handler.wfile.write(content[start : start + len(content) // 5])
+        return True
+
+    server.fault = slow
+    assert session(timeout=1).fetch(LOCATION, TOOLCHAIN, cache) == cache  # after 2 s
 
 
 def test_one_bad_artifact_of_an_archive_hides_no_other(server, session, cache, said):
