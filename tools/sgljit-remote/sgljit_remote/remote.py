@@ -308,15 +308,24 @@ class Session:
             return None
 
     def _by_archive(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
-        """Take the archive of the family that holds an artifact, unless it was taken."""
+        """Take the smallest archive that holds an artifact, unless it was taken; the next one if that lacks it."""
         if self._archives is None:
             try:
-                self._archives = {n: one for n, one in self._remote.archives().items() if one.family}
+                archives = self._remote.archives()
+                self._archives = dict(sorted(archives.items(), key=lambda item: item[1].size))
             except RefusedObjectError as error:
                 self._remote.refuse(index.NAME, str(error))
                 self._archives = {}
-        holding = [archive for archive in self._archives.values() if archive.holds(location, toolchain_key)]
-        for archive in holding:
+
+        def taken() -> Path | None:
+            places = self._taken.items()
+            return next((kept for place, kept in places if index.is_at(place, location, toolchain_key)), None)
+
+        for archive in list(self._archives.values()):
+            if (found := taken()) is not None:
+                return found
+            if not archive.holds(location, toolchain_key):
+                continue
             del self._archives[archive.name]  # a second attempt would bring the same
             try:
                 content = self._remote.get(archive.object_name, times=_TIMES_FOR_AN_ARCHIVE)
@@ -325,7 +334,7 @@ class Session:
                 continue
             for artifact in self._remote.unpack(archive.object_name, content).artifacts if content else ():
                 self._taken[artifact.place] = keep(artifact, root)
-        return next((kept for place, kept in self._taken.items() if index.is_at(place, location, toolchain_key)), None)
+        return taken()
 
     def _by_itself(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         name = object_name(location, toolchain_key)

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from sgljit_remote import index, objects
+from sgljit_remote import index, objects, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RemoteUnavailableError
 from sgljit_remote.index import Archive
 from sgljit_remote.objects import object_name
-from sgljit_remote.remote import Remote, Session
+from sgljit_remote.remote import Remote, Session, put_in_place
 
 from . import served
 from .conftest import files
@@ -243,6 +243,32 @@ def test_forty_variants_are_two_requests(server, session, cache):
         assert one.fetch(manifest.location.path, manifest.toolchain_key, cache) == cache
     assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/cpu-x86_64.norm.zip"]
     assert files(cache) == sorted(variant.place for variant in variants)
+
+
+def test_the_archive_of_a_model_is_found_and_its_families_are_two_requests(server, session, remote, cache, tmp_path):
+    """As `sgljit prepare --push llama` leaves a store; other models of it are not asked for."""
+    variants = [artifact(number, family=name) for number, name in enumerate(("norm", "rope", "activation", "moe"))]
+    for name, members in (("llama", variants), ("other", [artifact(9)]), ("all", [*variants, artifact(9)])):
+        for member in members:
+            put_in_place(member, tmp_path / name)
+        transfer.push(remote(), tmp_path / name, transfer.Choice(), name, dry_run=False, progress=lambda _: None)
+    server.requests.clear()
+    one = session()
+    for variant in variants:
+        assert one.fetch(variant.manifest.location.path, variant.manifest.toolchain_key, cache) == cache
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/llama.zip"]
+    assert files(cache) == sorted(variant.place for variant in variants)
+
+
+def test_after_an_archive_without_what_it_should_have_the_next_is_taken(filled, session, cache):
+    smallest, content = family(artifact(2), listed=[ONE, artifact(2)])
+    serve(filled, smallest, content)
+    larger = Archive("llama", "", "", len(content) + 1, (ONE.place,))
+    filled.objects[f"/{index.NAME}"] = index.dump([larger, smallest])
+    filled.objects[f"/{larger.object_name}"] = objects.pack([ONE], None)
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
+    names = [request.rpartition("/")[2] for request in filled.requests]
+    assert names == ["index.json", "cpu-x86_64.norm.zip", "llama.zip"]
 
 
 def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, cache):
