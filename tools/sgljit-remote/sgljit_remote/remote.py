@@ -177,9 +177,7 @@ class Session:
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
         self._refused: set[str] = set()
-        self._leased: dict[
-            str, str
-        ] = {}  # the names of objects that other machines wait for, ours by their source keys
+        self._leased: dict[str, lease.Held] = {}  # by the keys of what this process compiles for other machines
         self._is_down = False
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
@@ -234,16 +232,16 @@ class Session:
             self._remote.refuse(lease.lease_name(name), str(error))
             return None
         if found is None:
-            self._leased[key] = name
+            self._leased[key] = lease.Held(self._remote, name)
         return found
 
     def release(self, key: str) -> None:
         """Let other machines no longer wait for what was published, or could not be compiled here."""
-        name = self._leased.pop(key, None)
-        if name is not None and not self._is_down:
-            from . import lease
-
-            self._guarded(lambda: lease.release(self._remote, name))
+        held = self._leased.pop(key, None)
+        if held is not None and self._is_down:
+            held.is_over.set()
+        elif held is not None:
+            self._guarded(held.release)
 
     def publish(self, artifact: Artifact) -> None:
         """Publish what was compiled here, unless it is there. A refused object is replaced."""
