@@ -23,7 +23,7 @@ from sgljit_core.machine.forks import ForkLock, OncePerKey
 from . import config, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
-from .counts import count
+from .counts import count, refuse
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
@@ -159,13 +159,6 @@ class Remote:
         content, location = objects.pack([artifact], key), artifact.manifest.location.path
         self.put(object_name(location, None), content, replace=replace)
         return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
-
-
-def refuse(url: str, name: str, reason: str) -> None:
-    """Say why an object, of a remote or of a file, is not used."""
-    count(refusals=1)
-    text = f"{url}/{name} is refused and not used: {reason}"
-    log.once("remote_refused", f"{url}/{name} {reason}", text, url=url, object=name, reason=reason)
 
 
 class Session:

@@ -18,7 +18,7 @@ import pytest
 
 from sgljit_core.errors import PluginLoadError
 from sgljit_core.plugins.discovery import Plugin
-from sgljit_remote import lock
+from sgljit_remote import lock, stats
 from sgljit_remote.errors import LockError, PluginDiffersError
 
 PLUGIN = """\
@@ -97,8 +97,10 @@ def file(site, tmp_path):
 
 
 def refusal(site, file):
+    before = stats().refusals
     with pytest.raises(PluginDiffersError) as raised:
         lock.check(found(site), file)
+    assert stats().refusals == before + 1
     assert str(site) in str(raised.value)
     return str(raised.value)
 
