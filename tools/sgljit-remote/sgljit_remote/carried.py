@@ -21,7 +21,7 @@ from sgljit_core.cache import lookup
 from sgljit_core.cache.manifest import FILE, Manifest
 from sgljit_core.errors import SgljitError
 
-from . import config, owned, signing
+from . import config, objects, owned, signing
 from .counts import refuse
 from .errors import RefusedObjectError
 from .objects import SIGNATURE
@@ -105,6 +105,22 @@ def sign_wheel(wheel: Path, key: Ed25519PrivateKey) -> int:
     except (zipfile.BadZipFile, ValueError) as error:
         raise RefusedObjectError(f"{wheel} is no wheel, or is damaged: {error}") from error
     return len(signatures)
+
+
+def sign_archive(file: Path, key: Ed25519PrivateKey) -> int:
+    """Sign the artifacts of an archive; it is replaced, whole or not at all. Returns their number.
+
+    Raises:
+        RefusedObjectError: it is no archive, or an artifact of it is damaged.
+        OSError: it cannot be read or written.
+    """
+    artifacts, refused = objects.unpack(file.read_bytes(), ())
+    for place, reason in refused.items():
+        raise RefusedObjectError(f"{file}: {place} is damaged: {reason}")
+    with owned.replaced(file) as written:
+        written.write_bytes(objects.pack(artifacts, key))
+        written.chmod(file.stat().st_mode & 0o777)
+    return len(artifacts)
 
 
 def _signatures(archive: zipfile.ZipFile, key: Ed25519PrivateKey) -> Iterator[tuple[str, bytes]]:

@@ -25,8 +25,10 @@ from sgljit_remote.errors import KeyFileError, RefusedObjectError
 from sgljit_remote.remote import put_in_place
 
 from . import served
+from .conftest import files
 from .test_processes import LOAD
 
+ONE = served.artifact().manifest
 OF_OTHERS = [("prebuilt", False), ("carried", True), ("plugin", True)]
 
 
@@ -179,14 +181,49 @@ def test_a_process_loads_what_is_signed_and_compiles_the_rest(run, tmp_path, tru
     assert errors == ""
 
 
-def test_an_unsigned_archive_is_not_imported(prebuilt, trusted, tmp_path, monkeypatch):
+def test_an_unsigned_archive_is_not_imported(prebuilt, trusted, tmp_path, monkeypatch, said):
     cache = pytest.importorskip("sgljit_tools.cache", reason="the archives are those of sgljit-tools")
     cache.export_archive(tmp_path / "archive.zip", prebuilt.parents[4])
-    with pytest.raises(SgljitError, match="is unsigned, which SGLJIT_TRUSTED_KEYS forbids"):
+    with pytest.raises(SgljitError, match="is not there, or SGLJIT_TRUSTED_KEYS has no key that signed it"):
         cache.import_archive(tmp_path / "archive.zip", tmp_path / "imported")
-    assert not (tmp_path / "imported").exists()
+    assert "is refused and not used: it is not signed" in said()[0]
+    assert files(tmp_path / "imported") == []
     monkeypatch.delenv("SGLJIT_TRUSTED_KEYS")
     assert cache.import_archive(tmp_path / "archive.zip", tmp_path / "imported") == 1
+
+
+def test_an_archive_is_signed_and_serves_as_a_prebuilt_directory(prebuilt, trusted, key, tmp_path, said):
+    cache = pytest.importorskip("sgljit_tools.cache", reason="the archives are those of sgljit-tools")
+    from sgljit_tools.cli.cache import export_archive
+
+    file, root = tmp_path / "archive.zip", tmp_path / "imported"
+    export_archive(file, prebuilt.parents[4], sign=key)
+    assert cache.import_archive(file, root) == 1
+    assert lookup.find([Tier(root, name="prebuilt")], ONE.location, ONE.toolchain_key).artifact is not None
+    assert [
+        artifact.manifest
+        for artifact in objects.unpack(file.read_bytes(), signing.public_keys([key.parent / "trusted"])).artifacts
+    ] == [ONE]
+    signing.new_key(tmp_path / "stranger")
+    commands.sign([file], tmp_path / "stranger")
+    assert said() == []
+    with pytest.raises(SgljitError, match="SGLJIT_TRUSTED_KEYS has no key that signed it"):
+        cache.import_archive(file, tmp_path / "other")
+    assert "it is signed by none of the keys" in said()[0]
+    before = file.read_bytes()
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        export_archive(file, prebuilt.parents[4], sign=tmp_path / "nothing")
+    assert file.read_bytes() == before
+
+
+def test_an_archive_with_a_damaged_artifact_is_not_signed(prebuilt, trusted, key, tmp_path):
+    file = tmp_path / "archive.zip"
+    content = objects.pack([served.artifact(1, sha256="0" * 64)], None)
+    for damaged in (content, b"nothing"):
+        file.write_bytes(damaged)
+        with pytest.raises(RefusedObjectError, match="is damaged: "):
+            commands.sign([file], key)
+        assert file.read_bytes() == damaged
 
 
 @pytest.fixture
