@@ -169,6 +169,7 @@ class Session:
         self._lock = ForkLock()  # for the index and archives: other threads wait for what one brings
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
+        self._brought: set[str] = set()  # the places of all artifacts that were kept
         self._refused: set[str] = set()
         self._leased: dict[str, lease.Held] = {}  # by the keys of what this process compiles for other machines
         self._is_down = False
@@ -237,12 +238,16 @@ class Session:
             self._guarded(held.release)
 
     def publish(self, artifact: Artifact) -> None:
-        """Publish what was compiled here, unless it is there. A refused object is replaced."""
+        """Publish what was compiled here, unless it is there. It replaces an object that was refused or did not serve.
+
+        One that was brought and did not serve was compiled beside other files, which no key covers.
+        """
         if self._is_down or (signer := self._signer()) is None:
             return
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         names = {object_name(location, toolchain_key), object_name(location, None)}
-        replace = not names.isdisjoint(self._refused)
+        has_not_served = any(index.is_at(place, location, toolchain_key) for place in self._brought)
+        replace = has_not_served or not names.isdisjoint(self._refused)
         self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
         self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
@@ -324,7 +329,7 @@ class Session:
                 self._remote.refuse(archive.object_name, str(error))
                 continue
             for artifact in self._remote.unpack(archive.object_name, content).artifacts if content else ():
-                self._taken[artifact.place] = keep(artifact, root)
+                self._taken[artifact.place] = self._keep(artifact, root)
         return taken()
 
     def _by_itself(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
@@ -338,10 +343,14 @@ class Session:
             return None
         for artifact in self._remote.unpack(name, content).artifacts:
             if index.is_at(artifact.place, location, toolchain_key):
-                return keep(artifact, root)
+                return self._keep(artifact, root)
             self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
         self._refused.add(name)
         return None
+
+    def _keep(self, artifact: Artifact, root: Path) -> Path:
+        self._brought.add(artifact.place)
+        return keep(artifact, root)
 
 
 def keep(artifact: Artifact, root: Path) -> Path:

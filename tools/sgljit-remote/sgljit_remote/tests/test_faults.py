@@ -351,6 +351,21 @@ def test_without_a_toolchain_any_artifact_of_the_source_serves(server, session, 
     assert files(cache) == [ONE.place]
 
 
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_what_did_not_serve_here_is_replaced_by_what_is_compiled(filled, session, cache, is_archived):
+    """It was compiled beside other headers, which no key covers: the core finds that out, and compiles."""
+    if is_archived:
+        serve(filled, *family(ONE))
+    one = session(is_writable=True)
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    here = artifact(observed={"/usr/include/observed.h": "1" * 64})
+    assert here.manifest.toolchain_key == TOOLCHAIN
+    one.publish(here)
+    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here,)
+    session(is_writable=True).publish(ONE)  # by one that was brought nothing: what is there stays
+    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here,)
+
+
 def test_a_cache_that_takes_no_files_is_no_obstacle(filled, session, cache, said):
     cache.write_text("a file")
     kept = session().fetch(LOCATION, TOOLCHAIN, cache)
