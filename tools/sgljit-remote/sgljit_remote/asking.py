@@ -26,7 +26,7 @@ class TryAgainError(Exception):
 
 
 class StalledError(TryAgainError):
-    """Nothing came for as long as one artifact may take. So nothing is tried again."""
+    """Nothing came for as long as one artifact may take."""
 
 
 def ask(
@@ -42,16 +42,19 @@ def ask(
         question: gets the time by which it must be done, by ``time.monotonic``.
         seconds: the limit of one artifact.
         meanwhile: what this thread does before it waits for an answer; it must not take long.
-        times: all attempts together may take so many limits.
+        times: all attempts together may take so many limits, as long as each goes on for more than one: what stalls,
+            or fails at once, is over after one.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.
     """
-    deadline = time.monotonic() + times * seconds
+    start = time.monotonic()
+    deadline = start + times * seconds
     pause, reasons = _FIRST_PAUSE, dict[str, None]()
     while True:
         try:
             count(requests=1)
+            began = time.monotonic()
             return _in_time(question, deadline, meanwhile)
         except RemoteUnavailableError:
             count(failures=1)
@@ -60,10 +63,10 @@ def ask(
             count(failures=1)
             reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            has_stalled = isinstance(error, StalledError)
-            if has_stalled or time.monotonic() + wait >= deadline:
-                waited = seconds if has_stalled else times * seconds
-                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {waited:g} s") from error
+            went_on = time.monotonic() - began > seconds and not isinstance(error, StalledError)
+            limit = times * seconds if went_on else seconds
+            if time.monotonic() + wait >= start + limit:
+                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {limit:g} s") from error
         time.sleep(wait)
         pause *= 2
 
