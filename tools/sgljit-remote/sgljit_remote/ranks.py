@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from sgljit_core import paths
 from sgljit_core.cache import lookup
-from sgljit_core.cache.manifest import FILE, ManifestError
+from sgljit_core.cache.manifest import ManifestError
 from sgljit_core.errors import ConfigError
 from sgljit_core.plugins import hooks
 
@@ -81,7 +81,7 @@ def warm_up(
             "without warm_up, this rank compiles for itself"
         )
     root = paths.cache_root()
-    absent = [place for place in named if not (root / place / FILE).is_file()]
+    absent = [place for place in named if not _has(root, place)]
     if any(ranks.union([place in absent for place in named])):
         _keep(ranks.receive(), {place: named[place] for place in absent}, root)
     work()
@@ -107,6 +107,14 @@ def _offered(work: Callable[[], object], families: Collection[str]) -> list[Arti
     if families:
         found |= {artifact.place: artifact for artifact in transfer.local(paths.cache_root(), Choice(families))}
     return [found[place] for place in sorted(found)]
+
+
+def _has(root: Path, place: str) -> bool:
+    """Whether a cache has an artifact that can be used: one that is damaged is given anew."""
+    try:
+        return lookup.read(root / place, root) is not None
+    except (ManifestError, OSError):
+        return False
 
 
 def _keep(content: bytes, wanted: Mapping[str, str], root: Path) -> None:
