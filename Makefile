@@ -76,7 +76,7 @@ $(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
 	@touch $@
 
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
-	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples tools/sgljit-triton
+	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples tools/sgljit-triton tools/sgljit-remote/sgljit_remote/tests/test_ranks.py
 
 results-check: $(READY) ## is every figure that README.md and docs/ quote on a page of bench/results?
 	@$(BIN)/python bench/quoted.py

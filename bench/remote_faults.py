@@ -63,6 +63,17 @@ def of_another_artifact(server: served.Server, directory: Path) -> None:
     server.objects[f"/{NAME}"] = objects.pack([served.artifact(2)], signing.private_key(directory / "own"))
 
 
+def archive_that(fault: Callable[[served.Handler], bool]) -> Prepare:
+    """The index lists an archive of the artifact's family, which fails."""
+
+    def prepare(server: served.Server, directory: Path) -> None:
+        archive = index.Archive("cpu-x86_64.norm", "norm", "cpu-x86_64", 1, (ONE.place,))
+        server.objects |= {f"/{index.NAME}": index.dump([archive]), f"/{archive.object_name}": bytes(1 << 12)}
+        server.fault = lambda handler: handler.path == f"/{archive.object_name}" and fault(handler)
+
+    return prepare
+
+
 def two_writers(server: served.Server, directory: Path) -> None:
     del server.objects[f"/{NAME}"]
     settings = {"trusted_keys": (directory / "trusted",), "signing_key": directory / "own"}
@@ -117,11 +128,12 @@ CASES: dict[str, tuple[Prepare, bool, int]] = {
     "trickle of headers": (fails(served.trickling_headers), False, 0),
     "index that is none": (has_index(b"<html>"), True, 0),
     "index of another format": (has_index(b'{"format": 9, "archives": []}'), True, 0),
-    "index of an archive that is not there": (
-        has_index(index.dump([index.Archive("cpu-x86_64.norm", "norm", "cpu-x86_64", 1, (ONE.place,))])),
-        True,
-        0,
-    ),
+    "archive that is not there": (archive_that(served.status(404)), True, 0),
+    "archive: status 403": (archive_that(served.status(403)), False, 0),
+    "archive: status 503": (archive_that(served.status(503)), False, 0),
+    "archive: stall": (archive_that(served.stalled), False, 0),
+    "archive: stall after a half": (archive_that(served.stalling), False, 0),
+    "archive: shortened body": (archive_that(served.shortened), True, 0),
     "unsigned object": (holds(lambda _: objects.pack([ONE], None)), False, 0),
     "object of a stranger": (of_a_stranger, False, 0),
     "object of another artifact": (of_another_artifact, False, 0),

@@ -41,7 +41,8 @@ class Tier(NamedTuple):
         artifact = read(directory, None if self.vouched else self.root)
         if artifact is not None and self.name in ("prebuilt", "carried", "plugin") and settings().must_be_signed:
             try:
-                importlib.import_module("sgljit_remote.carried").check(directory, artifact.manifest)
+                if not importlib.import_module("sgljit_remote.carried").accepts(directory, artifact.manifest):
+                    return None
             except ModuleNotFoundError as error:
                 raise ManifestError(f"SGLJIT_TRUSTED_KEYS needs sgljit-remote: {error}") from error
         return artifact

@@ -300,7 +300,7 @@ def test_with_trusted_keys_a_compiled_wheel_serves_if_one_of_them_has_signed_it(
     done = subprocess.run(command, cwd=bare.home, env=variables, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert re.search(
-        r"/sgljit_wait_value/prebuilt/\S+ is damaged and not used: it is signed by none of the keys of", done.stderr
+        r"/sgljit_wait_value/prebuilt/\S+ is refused and not used: it is signed by none of the keys of", done.stderr
     )
 
 

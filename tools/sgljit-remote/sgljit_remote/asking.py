@@ -25,22 +25,36 @@ class TryAgainError(Exception):
     """An attempt failed in a way that may pass: the connection, or a server that is busy."""
 
 
-def ask(question: Callable[[float], T], seconds: float, meanwhile: Callable[[], object] = lambda: None) -> T:
+class StalledError(TryAgainError):
+    """Nothing came for as long as one artifact may take."""
+
+
+def ask(
+    question: Callable[[float], T],
+    seconds: float,
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    times: float = 1,
+) -> T:
     """The answer to a question, which is asked again while it raises TryAgainError and there is time.
 
     Args:
         question: gets the time by which it must be done, by ``time.monotonic``.
-        seconds: for all attempts together.
+        seconds: the limit of one artifact.
         meanwhile: what this thread does before it waits for an answer; it must not take long.
+        times: all attempts together may take so many limits, as long as each goes on for more than one: what stalls,
+            or fails at once, is over after one.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.
     """
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
+    deadline = start + times * seconds
     pause, reasons = _FIRST_PAUSE, dict[str, None]()
     while True:
         try:
             count(requests=1)
+            began = time.monotonic()
             return _in_time(question, deadline, meanwhile)
         except RemoteUnavailableError:
             count(failures=1)
@@ -49,8 +63,10 @@ def ask(question: Callable[[float], T], seconds: float, meanwhile: Callable[[], 
             count(failures=1)
             reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            if time.monotonic() + wait >= deadline:
-                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {seconds:g} s") from error
+            went_on = time.monotonic() - began > seconds and not isinstance(error, StalledError)
+            limit = times * seconds if went_on else seconds
+            if time.monotonic() + wait >= start + limit:
+                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {limit:g} s") from error
         time.sleep(wait)
         pause *= 2
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core import paths
 from sgljit_core.cache.lookup import LARGEST
-from sgljit_core.machine import roots
 
 from . import config, objects, owned, parts, signing, stores, transfer
 from .errors import BundleMismatchError, RefusedObjectError
@@ -263,14 +262,14 @@ def _laid(
 def _make(directory: Path) -> None:
     """Make a directory that only this user can write; one that is there must be such. Raises UntrustedCacheError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    roots.check(directory)
+    owned.check(directory)
 
 
 def _placed(root: Path, path: PurePosixPath, content: bytes) -> bool:
     """Write a file whole, unless something is there; whether it was written. Raises UntrustedCacheError."""
     (root / path.parent).mkdir(mode=0o700, parents=True, exist_ok=True)
     written = f".{os.urandom(8).hex()}"
-    with roots.directory(root, *path.parent.parts) as place:
+    with owned.directory(root, *path.parent.parts) as place:
         descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
         try:
             with os.fdopen(descriptor, "wb") as opened:

@@ -1,6 +1,6 @@
 """Whose code do wheels carry, and directories of prebuilt artifacts? With ``SGLJIT_TRUSTED_KEYS`` it must be signed.
 
-The file ``signature`` beside a manifest is the one that an object of a remote has. The core asks ``check`` before it
+The file ``signature`` beside a manifest is the one that an object of a remote has. The core asks ``accepts`` before it
 loads what somebody else compiled. Code that a user compiled is in that user's cache, and needs no signature.
 """
 
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgljit_core.cache import lookup
-from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
+from sgljit_core.cache.manifest import FILE, Manifest
 from sgljit_core.errors import SgljitError
 
-from . import config, owned, signing
+from . import config, objects, owned, signing
+from .counts import refuse
 from .errors import RefusedObjectError
 from .objects import SIGNATURE
 
@@ -35,12 +36,14 @@ _CARRIED = "/prebuilt/"
 _SIZE = 64
 
 
-def check(directory: Path, manifest: Manifest) -> None:
-    """Refuse a verified artifact that no trusted key has signed. Raises ManifestError."""
+def accepts(directory: Path, manifest: Manifest) -> bool:
+    """Whether a trusted key has signed a verified artifact; if not, a warning says why."""
     try:
         signing.check(manifest.dump(), _signature(directory), _trusted(config.trusted_keys()))
     except SgljitError as error:
-        raise ManifestError(str(error)) from error
+        refuse(str(directory.parent), directory.name, str(error))
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=4)
@@ -102,6 +105,22 @@ def sign_wheel(wheel: Path, key: Ed25519PrivateKey) -> int:
     except (zipfile.BadZipFile, ValueError) as error:
         raise RefusedObjectError(f"{wheel} is no wheel, or is damaged: {error}") from error
     return len(signatures)
+
+
+def sign_archive(file: Path, key: Ed25519PrivateKey) -> int:
+    """Sign the artifacts of an archive; it is replaced, whole or not at all. Returns their number.
+
+    Raises:
+        RefusedObjectError: it is no archive, or an artifact of it is damaged.
+        OSError: it cannot be read or written.
+    """
+    artifacts, refused = objects.unpack(file.read_bytes(), ())
+    for place, reason in refused.items():
+        raise RefusedObjectError(f"{file}: {place} is damaged: {reason}")
+    with owned.replaced(file) as written:
+        written.write_bytes(objects.pack(artifacts, key))
+        written.chmod(file.stat().st_mode & 0o777)
+    return len(artifacts)
 
 
 def _signatures(archive: zipfile.ZipFile, key: Ed25519PrivateKey) -> Iterator[tuple[str, bytes]]:

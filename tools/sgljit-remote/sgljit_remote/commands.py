@@ -44,19 +44,20 @@ def lock_plugins(
 
 
 def sign(
-    places: Annotated[list[Path], typer.Argument(help="Wheels, and directories of prebuilt artifacts.")],
+    places: Annotated[list[Path], typer.Argument(help="Wheels, archives, and directories of artifacts.")],
     key: Annotated[Path | None, typer.Option("--sign", help="The private key; by default SGLJIT_SIGNING_KEY.")] = None,
 ) -> None:
-    """Sign the artifacts that wheels carry, or that directories of SGLJIT_PREBUILT_PATH hold.
+    """Sign artifacts: of wheels, of archives of `sgljit cache export`, and of directories for SGLJIT_PREBUILT_PATH.
 
-    A process with SGLJIT_TRUSTED_KEYS loads no others from there.
+    A process with SGLJIT_TRUSTED_KEYS loads and imports no others from there.
     """
     named = key or config.settings(str(Path.cwd())).signing_key
     if named is None:
         raise ConfigError("no key to sign with: name one with --sign, or in SGLJIT_SIGNING_KEY")
     private = signing.private_key(named)
     for place in places:
-        did = carried.sign_directory if place.is_dir() else carried.sign_wheel
+        of_file = carried.sign_archive if place.suffix == ".zip" else carried.sign_wheel
+        did = carried.sign_directory if place.is_dir() else of_file
         if (count := did(place, private)) == 0:
             raise ConfigError(f"{place} has no artifact to sign; a wheel gets its own by `sgljit wheel`")
         typer.echo(f"signed {count} artifacts in {place}")

@@ -55,6 +55,12 @@ def settings(named: str = "") -> Settings:
         raise ConfigError(
             f"SGLJIT_REMOTE must be a URL, such as https://host/kernels, or an absolute path; got {named!r}"
         )
+    scheme, _, rest = named.partition("://")
+    if scheme.lower() == "file" and rest.partition("/")[0] not in ("", "localhost"):
+        raise ConfigError(
+            f"SGLJIT_REMOTE is {named!r}, where {rest.partition('/')[0]!r} is a host, and no file is on another host; "
+            f"write file:///{rest} for the directory /{rest}"
+        )
     key = given.get("SGLJIT_SIGNING_KEY")
     return Settings(
         url=named,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
 
 _lock = ForkLock()
@@ -18,8 +19,10 @@ class Stats(NamedTuple):
         requests: reads and writes of objects, each attempt for itself.
         bytes_read, bytes_written: of whole objects.
         failures: the requests that failed, or were not answered in time.
-        refusals: the objects and artifacts that were refused, and the remotes that must not be used. Each has a
-            warning (event ``remote_refused``) with its reason and place; one that is met again has no second.
+        refusals: the objects and artifacts that were refused, those of wheels and of prebuilt directories among them,
+            the remotes that must not be used, and the plugins that differ from the lock. Each has a warning with its
+            reason and place (event ``remote_refused``, of a plugin ``plugin_problem``); one that is met again has no
+            second.
         artifacts: those that were verified and kept. An archive brings many at once, of which the core counts the first
             one as a hit of the tier "remote", and the others as hits of "cache".
         published: those that were compiled here and written to the remote.
@@ -44,3 +47,10 @@ def count(**numbers: int) -> None:
     """Add to the counts."""
     with _lock.here():
         _counts.update(numbers)
+
+
+def refuse(url: str, name: str, reason: str) -> None:
+    """Say why an object is not used: of a remote, a file or a directory."""
+    count(refusals=1)
+    text = f"{url}/{name} is refused and not used: {reason}"
+    log.once("remote_refused", f"{url}/{name} {reason}", text, url=url, object=name, reason=reason)

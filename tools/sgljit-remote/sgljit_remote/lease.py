@@ -1,20 +1,29 @@
 """Which of several machines compiles what none has? The first that writes a lease; the others wait until it publishes.
 
-A lease only saves work. It ends when its text has not changed for some seconds by the clock of whoever waits, so that a
-machine that died, or whose clock is wrong, holds nobody up for longer. A process that has waited so long in vain waits
-for no other artifact either: many leases of one dead machine cost it one wait. A store that replaces what is there
-gives everybody the lease: each compiles then, and the first to publish wins.
+A lease only saves work. Its holder writes another text from time to time. A lease ends when its text has not changed
+for some seconds by the clock of whoever waits, so that a machine that died, or whose clock is wrong, holds nobody up
+for longer. A process that has waited so long in vain waits for no other artifact either: many leases of one dead
+machine cost it one wait.
+
+One of those that see a lease end takes it over: the first to write an object that is named after the lease and its last
+text. So nothing more is asked of a store than that it keeps what is there. One that replaces it gives everybody the
+lease: each compiles then, and the first to publish wins.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import secrets
+import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
+
+from .errors import RemoteUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SECONDS = 30.0  # longer than most kernels take to compile
+SECONDS = 30.0  # several times as long as a holder takes to write it anew
 MOST_SECONDS = 300.0  # of all waits, also where leases change again and again
 RELEASED = b"released"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
@@ -68,7 +77,7 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], T | None], pati
     Raises:
         RemoteUnavailableError, RefusedObjectError: as ``Remote.get``.
     """
-    lease, token = lease_name(name), secrets.token_hex(16).encode()
+    lease, token = lease_name(name), _text()
     if remote.put(lease, token):
         return None
     log.log(logging.INFO, "remote_waiting", f"another machine compiles {name}: this one waits for it", object=name)
@@ -76,7 +85,16 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], T | None], pati
     seen, pause = remote.get(lease, _LARGEST), _FIRST_PAUSE
     if seen == token:  # it was written, and the answer was lost
         return None
-    while seen not in (None, RELEASED) and patience.has(start, since):
+    lost: bytes | None = token  # the last text of a lease that yet another machine has taken over
+    while patience.has(start, since) or seen != lost:
+        is_free = seen is None or seen.startswith(RELEASED)
+        if seen != lost and (is_free or not patience.has(start, since)):
+            if is_free and (found := look()) is not None:  # it was published after the last look, and then released
+                return found
+            if _taken_over(remote, lease, seen, token):
+                break
+            lost, since = seen, time.monotonic()
+            continue
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
         if (found := look()) is not None:
@@ -84,14 +102,43 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], T | None], pati
             return found
         if (now := remote.get(lease, _LARGEST)) != seen:
             seen, since = now, time.monotonic()
-    if seen not in (None, RELEASED):
-        patience.spend(start, since)
-    elif (found := look()) is not None:  # it was published after the last look, and then released
-        return found
-    remote.put(lease, token, replace=True)
+    patience.spend(start, since)
     return None
 
 
-def release(remote: Remote, name: str) -> None:
-    """Let the others no longer wait, as nothing will be published. Raises RemoteUnavailableError."""
-    remote.put(lease_name(name), RELEASED, replace=True)
+def _text() -> bytes:
+    return secrets.token_hex(16).encode()
+
+
+def _taken_over(remote: Remote, lease: str, seen: bytes | None, token: bytes) -> bool:
+    """Take a lease that has ended, by its last text; whether no other machine was faster."""
+    if seen is None:
+        return remote.put(lease, token)
+    if not remote.put(f"{lease}.{hashlib.sha256(seen).hexdigest()[:32]}", token):
+        return False
+    remote.put(lease, token, replace=True)
+    return True
+
+
+class Held:
+    """A lease of this process. A thread renews it until its release, and no longer than anybody waits."""
+
+    def __init__(self, remote: Remote, name: str) -> None:
+        self._remote, self._lease = remote, lease_name(name)
+        self.is_over = threading.Event()  # set it to renew the lease no more
+        self._thread = threading.Thread(target=self._renew, name="sgljit-lease", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread is left: others wait for less long
+            self._thread.start()
+
+    def _renew(self) -> None:
+        end = time.monotonic() + MOST_SECONDS
+        with contextlib.suppress(RemoteUnavailableError):
+            while not self.is_over.wait(SECONDS / 4) and time.monotonic() < end:
+                self._remote.put(self._lease, _text(), replace=True)
+
+    def release(self) -> None:
+        """Let the others no longer wait, as the object is published or will not be. Raises RemoteUnavailableError."""
+        self.is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()  # what it writes now must not come later
+        self._remote.put(self._lease, RELEASED + b" " + _text(), replace=True)

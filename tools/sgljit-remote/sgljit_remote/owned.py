@@ -1,4 +1,8 @@
-"""How are files read that decide whose code runs, and how is a file replaced that an operator names?"""
+"""How are files read that decide whose code runs, and how is a file replaced that an operator names?
+
+Keys, locks and the directories of other libraries are no caches of sgljit. So they are checked by the rules of the
+core's ``trust``, and ``SGLJIT_TRUST_SHARED_CACHE=1`` does not waive them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,57 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from sgljit_core.machine import roots
+from sgljit_core.errors import UntrustedCacheError
+from sgljit_core.machine import trust
+
+
+@contextlib.contextmanager
+def directory(root: Path, *names: str) -> Iterator[int]:
+    """A descriptor of a directory below a root, through no link below it, while the block runs. It opens entries.
+
+    Raises:
+        UntrustedCacheError: another user could write to one of the directories, or replace it.
+        OSError: one is missing, or cannot be opened.
+    """
+    with _no_cache():
+        descriptor, path = trust.walk(root), root
+        try:
+            for name in names:
+                path = path / name
+                child = os.open(name, trust.ENTER | os.O_NOFOLLOW, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = child
+                trust.check(path, os.fstat(child), child)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def check(root: Path) -> None:
+    """Refuse a directory that another user could write to or replace. Raises as ``directory`` does."""
+    with directory(root):
+        pass
+
+
+def check_file(path: Path, descriptor: int) -> None:
+    """Refuse an open file that another user owns or can write to. Raises UntrustedCacheError."""
+    with _no_cache():
+        trust.check(path, os.fstat(descriptor))
+
+
+@contextlib.contextmanager
+def _no_cache() -> Iterator[None]:
+    """Errors advise what helps here: the core's are about caches."""
+    try:
+        yield
+    except UntrustedCacheError as error:
+        remedy = f"Let it belong to you or to root, and close it to others (chmod go-w {error.path})"
+        limit = "SGLJIT_TRUST_SHARED_CACHE=1 accepts caches alone"
+        raise UntrustedCacheError(error.path, error.reason, f"{remedy}, or name another; {limit}") from None
 
 
 def read(path: Path, most: int) -> bytes:
@@ -20,11 +74,11 @@ def read(path: Path, most: int) -> bytes:
         OSError: it cannot be read.
     """
     real = path.resolve(strict=True)
-    roots.check(path.parent.resolve())
-    roots.check(real.parent)
+    check(path.parent.resolve())
+    check(real.parent)
     with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-        roots.check_file(real, status := os.fstat(file.fileno()))
-        if not stat.S_ISREG(status.st_mode):  # such as a pipe, which nobody may ever write to
+        check_file(real, file.fileno())
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # such as a pipe, which nobody may ever write to
             raise OSError(errno.EINVAL, "no plain file", str(real))
         return file.read(most)
 

@@ -3,6 +3,9 @@
 A part is a directory of another library, or what torch gives and takes as bytes. Its key says what it depends on: where
 any value differs, it is not laid out. A distribution adds parts with an entry point of the group ``sgljit.bundles``: it
 names a function without parameters, which returns an iterable of ``Directory``.
+
+No key here has the driver's version: kernels of torch.compile and Triton are machine code, which Triton's own ptxas
+made for the chip, and not PTX that a driver compiles. Libraries for the host need their C library.
 """
 
 from __future__ import annotations
@@ -77,13 +80,14 @@ def torch_key() -> dict[str, str]:
 
 def _triton() -> Directory:
     key = {"triton": _version("triton"), "python": _python(), "gpus": _gpus()}
+    key |= {"machine": platform.machine(), "libc": _libc()}  # of its launchers, which are libraries for the host
     # A file that Triton still writes is one directory deeper.
     return Directory("triton", config.triton_cache(), key, patterns=("*/*",), names_itself="__grp__*.json")
 
 
 def _inductor() -> Directory:
     """Libraries in C++ that inductor compiled for this very CPU: torch's own artifacts have their sources alone."""
-    key = {"torch": _version("torch"), "python": _python(), "cpu": _cpu(), "libc": " ".join(platform.libc_ver())}
+    key = {"torch": _version("torch"), "python": _python(), "cpu": _cpu(), "libc": _libc()}
     return Directory("inductor", config.inductor_cache(), key, patterns=("??/*.cpp", "??/*.h", "??/*.so"))
 
 
@@ -96,6 +100,10 @@ def _version(distribution: str) -> str:
 
 def _python() -> str:
     return str(sysconfig.get_config_var("SOABI"))
+
+
+def _libc() -> str:
+    return " ".join(platform.libc_ver())
 
 
 def _gpus() -> str:

@@ -14,6 +14,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,7 @@ class RegistryStore(Store):
     A user and a password stand in the URL, or in docker's file of them.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float = math.inf) -> None:
         parts = urlsplit(url)
         user, at, self._host = parts.netloc.rpartition("@")
         repository = parts.path.strip("/")
@@ -56,7 +57,7 @@ class RegistryStore(Store):
         self._root = f"{'http' if parts.scheme == 'oci+http' else 'https'}://{self._host}/v2/{repository}"
         self._user = unquote(user) if at else config.docker_user(self._host)
         self._authorization = ""  # as the registry has asked for it last
-        self._client = web.Client()
+        self._client = web.Client(seconds)
 
     def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
         with self._answered(self._manifest(name), deadline, headers={"Accept": _MANIFEST}) as answer:

@@ -23,7 +23,7 @@ from sgljit_core.machine.forks import ForkLock, OncePerKey
 from . import config, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
-from .counts import count
+from .counts import count, refuse
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive
+_TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive that keeps coming
 
 
 class Remote:
@@ -57,7 +57,7 @@ class Remote:
             self.trusted = signing.public_keys(settings.trusted_keys)
             self._while_asking = [functools.partial(signing.load_keys, self.trusted), signing.import_library]
         is_checked = bool(self.trusted) or settings.unsigned
-        self.store = stores.opened(settings.url, check_owners=not is_checked)
+        self.store = stores.opened(settings.url, settings.timeout, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
             raise UntrustedRemoteError(
                 f"the remote {self.store.shown} is not used: whoever can write there could run code as you. Name the "
@@ -105,7 +105,7 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
-            return ask(question, times * self.settings.timeout, self._meanwhile)
+            return ask(question, self.settings.timeout, self._meanwhile, times=times)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 
@@ -161,13 +161,6 @@ class Remote:
         return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
 
 
-def refuse(url: str, name: str, reason: str) -> None:
-    """Say why an object, of a remote or of a file, is not used."""
-    count(refusals=1)
-    text = f"{url}/{name} is refused and not used: {reason}"
-    log.once("remote_refused", f"{url}/{name} {reason}", text, url=url, object=name, reason=reason)
-
-
 class Session:
     """The questions of this process to a remote. No method raises."""
 
@@ -176,10 +169,9 @@ class Session:
         self._lock = ForkLock()  # for the index and archives: other threads wait for what one brings
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
+        self._brought: set[str] = set()  # the places of all artifacts that were kept
         self._refused: set[str] = set()
-        self._leased: dict[
-            str, str
-        ] = {}  # the names of objects that other machines wait for, ours by their source keys
+        self._leased: dict[str, lease.Held] = {}  # by the keys of what this process compiles for other machines
         self._is_down = False
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
@@ -234,24 +226,28 @@ class Session:
             self._remote.refuse(lease.lease_name(name), str(error))
             return None
         if found is None:
-            self._leased[key] = name
+            self._leased[key] = lease.Held(self._remote, name)
         return found
 
     def release(self, key: str) -> None:
         """Let other machines no longer wait for what was published, or could not be compiled here."""
-        name = self._leased.pop(key, None)
-        if name is not None and not self._is_down:
-            from . import lease
-
-            self._guarded(lambda: lease.release(self._remote, name))
+        held = self._leased.pop(key, None)
+        if held is not None and self._is_down:
+            held.is_over.set()
+        elif held is not None:
+            self._guarded(held.release)
 
     def publish(self, artifact: Artifact) -> None:
-        """Publish what was compiled here, unless it is there. A refused object is replaced."""
+        """Publish what was compiled here, unless it is there. It replaces an object that was refused or did not serve.
+
+        One that was brought and did not serve was compiled beside other files, which no key covers.
+        """
         if self._is_down or (signer := self._signer()) is None:
             return
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         names = {object_name(location, toolchain_key), object_name(location, None)}
-        replace = not names.isdisjoint(self._refused)
+        has_not_served = any(index.is_at(place, location, toolchain_key) for place in self._brought)
+        replace = has_not_served or not names.isdisjoint(self._refused)
         self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
         self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
@@ -308,24 +304,33 @@ class Session:
             return None
 
     def _by_archive(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
-        """Take the archive of the family that holds an artifact, unless it was taken."""
+        """Take the smallest archive that holds an artifact, unless it was taken; the next one if that lacks it."""
         if self._archives is None:
             try:
-                self._archives = {n: one for n, one in self._remote.archives().items() if one.family}
+                archives = self._remote.archives()
+                self._archives = dict(sorted(archives.items(), key=lambda item: item[1].size))
             except RefusedObjectError as error:
                 self._remote.refuse(index.NAME, str(error))
                 self._archives = {}
-        holding = [archive for archive in self._archives.values() if archive.holds(location, toolchain_key)]
-        for archive in holding:
+
+        def taken() -> Path | None:
+            places = self._taken.items()
+            return next((kept for place, kept in places if index.is_at(place, location, toolchain_key)), None)
+
+        for archive in list(self._archives.values()):
+            if (found := taken()) is not None:
+                return found
+            if not archive.holds(location, toolchain_key):
+                continue
             del self._archives[archive.name]  # a second attempt would bring the same
             try:
                 content = self._remote.get(archive.object_name, times=_TIMES_FOR_AN_ARCHIVE)
-            except (RemoteUnavailableError, RefusedObjectError) as error:
+            except RefusedObjectError as error:
                 self._remote.refuse(archive.object_name, str(error))
                 continue
             for artifact in self._remote.unpack(archive.object_name, content).artifacts if content else ():
-                self._taken[artifact.place] = keep(artifact, root)
-        return next((kept for place, kept in self._taken.items() if index.is_at(place, location, toolchain_key)), None)
+                self._taken[artifact.place] = self._keep(artifact, root)
+        return taken()
 
     def _by_itself(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         name = object_name(location, toolchain_key)
@@ -338,10 +343,14 @@ class Session:
             return None
         for artifact in self._remote.unpack(name, content).artifacts:
             if index.is_at(artifact.place, location, toolchain_key):
-                return keep(artifact, root)
+                return self._keep(artifact, root)
             self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
         self._refused.add(name)
         return None
+
+    def _keep(self, artifact: Artifact, root: Path) -> Path:
+        self._brought.add(artifact.place)
+        return keep(artifact, root)
 
 
 def keep(artifact: Artifact, root: Path) -> Path:

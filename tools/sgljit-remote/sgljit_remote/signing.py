@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.lazy import collector_paused
-from sgljit_core.machine import roots
 
 from . import owned
 from .errors import KeyFileError, RefusedObjectError
@@ -178,7 +177,7 @@ def _files(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         return iter([place])
     try:
-        roots.check(place.resolve())
+        owned.check(place.resolve())
     except UntrustedCacheError as error:  # somebody else could put a key there, or a link to one
         raise KeyFileError(f"the keys in {place} are not used: {error}") from error
     return iter(sorted(place.glob("*.pub")))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from sgljit_core.machine import roots
-
-from . import web
+from . import owned, web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
 from .store import Store, Write
@@ -25,10 +24,11 @@ _OWN = ("", "file")
 _PIECE = 1 << 20
 
 
-def opened(url: str, *, check_owners: bool) -> Store:
+def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
     """The store of a URL or an absolute path.
 
     Args:
+        seconds: a web server that sends nothing for so long has stalled.
         check_owners: refuse what another user could have written, where the store is a directory.
     """
     scheme = urlsplit(url).scheme
@@ -37,8 +37,8 @@ def opened(url: str, *, check_owners: bool) -> Store:
     if scheme in ("oci", "oci+http"):
         from .registry import RegistryStore
 
-        return RegistryStore(url)
-    return HttpStore(url) if scheme in ("http", "https") else FsspecStore(url)
+        return RegistryStore(url, seconds)
+    return HttpStore(url, seconds) if scheme in ("http", "https") else FsspecStore(url)
 
 
 class DirectoryStore(Store):
@@ -55,10 +55,9 @@ class DirectoryStore(Store):
         try:
             descriptor = self._open(name)
             try:
-                status = os.fstat(descriptor)
                 if self._check_owners:
-                    roots.check_file(self._root / name, status)
-                if not stat.S_ISREG(status.st_mode):
+                    owned.check_file(self._root / name, descriptor)
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise RefusedObjectError(f"{name} is not a plain file")
                 left = most + 1
                 while left > 0 and (piece := os.read(descriptor, min(_PIECE, left))):
@@ -83,7 +82,7 @@ class DirectoryStore(Store):
         if not self._check_owners:
             return os.open(self._root / name, flags)
         *directories, last = name.split("/")
-        with roots.directory(self._root, *directories) as place:
+        with owned.directory(self._root, *directories) as place:
             return os.open(last, flags | os.O_NOFOLLOW, dir_fd=place)
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
@@ -132,12 +131,12 @@ def settle(written: str | Path, path: str | Path, *, replace: bool, place: int |
 class HttpStore(Store):
     """A web server. A user and a password in the URL are sent to it, and not to where it redirects."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float = math.inf) -> None:
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
         self._parts = parts._replace(netloc=host)
         self._authorization = web.basic(unquote(user)) if at else ""
-        self._client = web.Client()
+        self._client = web.Client(seconds)
         self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
 
     def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:

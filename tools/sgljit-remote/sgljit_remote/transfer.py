@@ -19,10 +19,11 @@ from sgljit_core.errors import ConfigError, UntrustedCacheError
 
 from . import index, objects, owned
 from .config import Settings
+from .counts import refuse
 from .errors import RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact
-from .remote import Remote, put_in_place, refuse
+from .remote import Remote, put_in_place
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import math
 import socket
 import ssl
 import time
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from .asking import TryAgainError
+from .asking import StalledError, TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
 
 _PIECE = 1 << 16
@@ -101,9 +102,14 @@ class _Web(urllib.request.HTTPHandler):
 
 
 class Client:
-    """Requests, each in its time. Raises as a store does."""
+    """Requests, each in its time. Raises as a store does.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: a server that sends nothing for so long has stalled.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self._seconds = seconds
         library = urllib.request  # its own choice of handlers has files, FTP, and the other one for TLS
         plain = (library.ProxyHandler, library.UnknownHandler, library.HTTPDefaultErrorHandler)
         self._opener = library.OpenerDirector()
@@ -125,7 +131,8 @@ class Client:
         if authorization:
             asked.add_unredirected_header("Authorization", authorization)
         try:
-            with self._opener.open(asked, timeout=max(0.001, deadline - time.monotonic())) as answer:
+            seconds = min(self._seconds, deadline - time.monotonic())
+            with self._opener.open(asked, timeout=max(0.001, seconds)) as answer:
                 yield answer
         except urllib.error.HTTPError as error:
             error.close()
@@ -141,10 +148,11 @@ class Client:
             else:
                 raise RemoteUnavailableError(text) from error
         except urllib.error.URLError as error:
-            late = isinstance(error.reason, TimeoutError)
-            raise TryAgainError("no answer" if late else str(error.reason)) from error
+            if isinstance(error.reason, TimeoutError):
+                raise StalledError("no answer") from error
+            raise TryAgainError(str(error.reason)) from error
         except TimeoutError as error:
-            raise TryAgainError("no answer") from error
+            raise StalledError("no answer") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, RemoteUnavailableError | RefusedObjectError):
                 raise

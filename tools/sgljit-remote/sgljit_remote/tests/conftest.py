@@ -42,6 +42,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.fixture(params=["0", "1"])
+def waived(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether shared caches are trusted: what is no cache is checked all the same."""
+    monkeypatch.setenv("SGLJIT_TRUST_SHARED_CACHE", request.param)
+
+
 @pytest.fixture
 def server() -> Iterator[served.Server]:
     with served.running() as one:

@@ -169,6 +169,14 @@ def stalled(handler: Handler) -> bool:
     return True
 
 
+def stalling(handler: Handler) -> bool:
+    """Sends a half, and then nothing."""
+    content = content_of(handler)
+    handler.send(content[: len(content) // 2], len(content))
+    handler.wfile.flush()
+    return stalled(handler)
+
+
 def trickling(handler: Handler) -> bool:
     content = content_of(handler)
     handler.send(b"", len(content))

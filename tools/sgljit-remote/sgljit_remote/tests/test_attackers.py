@@ -226,6 +226,7 @@ def test_every_other_network_too(url):
         Remote(Settings(url))
 
 
+@pytest.mark.usefixtures("waived")
 def test_a_directory_that_others_can_write_is_refused_without_keys(tmp_path, cache, said, key):
     place = tmp_path / "shared"
     place.mkdir()
@@ -237,6 +238,7 @@ def test_a_directory_that_others_can_write_is_refused_without_keys(tmp_path, cac
     assert Session(Remote(Settings(str(place), unsigned=True, timeout=20))).fetch(LOCATION, TOOLCHAIN, cache) == cache
 
 
+@pytest.mark.usefixtures("waived")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
 def test_an_object_of_another_user_is_refused_without_keys(tmp_path, cache, said):
     place = tmp_path / "shared"

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 import tracemalloc
@@ -303,6 +304,20 @@ def test_what_is_too_large_to_be_laid_out_is_not_written(made, here, cache, monk
     assert made.read_bytes() == before
 
 
+def test_launchers_of_triton_are_for_the_c_library_of_their_machine(made, second, here, trusted, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(parts, "_gpus", lambda: "none")
+    (tmp_path / "triton" / "KEY").mkdir(parents=True)
+    (tmp_path / "triton" / "KEY" / "cuda_utils.so").write_bytes(b"needs GLIBC_2.38")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.41"))
+    here["directory"] = parts._triton()
+    bundles.write(made, second, signing.private_key(tmp_path / "own"))
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    here["directory"] = parts._triton()
+    with pytest.raises(BundleMismatchError, match=r"triton: libc is 'glibc 2\.41', and here 'glibc 2\.36'"):
+        bundles.lay_out(made, second, trusted)
+
+
 def test_files_that_triton_still_writes_are_not_bundled(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (tmp_path / "KEY" / "tmp.pid_1_a").mkdir(parents=True)
@@ -322,6 +337,7 @@ def test_damage_inside_is_refused(made, second, here, trusted):
     assert laid(here) == []
 
 
+@pytest.mark.usefixtures("waived")
 def test_a_directory_that_others_can_write_is_not_written(made, second, here, trusted):
     place = here["directory"].path
     place.mkdir(parents=True)

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import json
+import re
 import shutil
 import sys
 import zipfile
@@ -13,6 +14,8 @@ from dataclasses import replace
 
 import pytest
 
+import sgljit_core
+import sgljit_remote
 from sgljit_core.cache import lookup
 from sgljit_core.cache.lookup import Tier
 from sgljit_core.cache.manifest import ManifestError
@@ -22,8 +25,10 @@ from sgljit_remote.errors import KeyFileError, RefusedObjectError
 from sgljit_remote.remote import put_in_place
 
 from . import served
+from .conftest import files
 from .test_processes import LOAD
 
+ONE = served.artifact().manifest
 OF_OTHERS = [("prebuilt", False), ("carried", True), ("plugin", True)]
 
 
@@ -47,9 +52,12 @@ def found(prebuilt, name, vouched):
 
 
 @pytest.mark.parametrize(("name", "vouched"), OF_OTHERS)
-def test_what_others_compiled_must_be_signed(prebuilt, trusted, name, vouched):
-    with pytest.raises(ManifestError, match="it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature"):
-        found(prebuilt, name, vouched)
+def test_what_others_compiled_must_be_signed(prebuilt, trusted, said, name, vouched):
+    before = sgljit_core.stats().faults, sgljit_remote.stats().refusals
+    assert found(prebuilt, name, vouched) is None
+    reason = "it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature"
+    assert said() == [f"{prebuilt} is refused and not used: {reason}"]
+    assert (sgljit_core.stats().faults, sgljit_remote.stats().refusals) == (before[0], before[1] + 1)
     assert carried.sign_directory(prebuilt.parents[4], trusted) == 1
     assert found(prebuilt, name, vouched).payload == served.artifact().payload
 
@@ -114,23 +122,34 @@ def _a_link(prebuilt, trusted, tmp_path):
         (_of_another_artifact, "signed by none of the keys"),
         (_longer, "signed by none of the keys"),
         (_other_code_with_a_manifest_that_fits, "signed by none of the keys"),
-        (_a_signed_one_in_the_place_of_another, "its manifest belongs to another artifact"),
         (_a_link, "its signature cannot be read"),
     ],
 )
 @pytest.mark.parametrize(("name", "vouched"), OF_OTHERS)
-def test_what_an_attacker_puts_there_is_refused(prebuilt, trusted, tmp_path, attack, reason, name, vouched):
+def test_what_an_attacker_puts_there_is_refused(prebuilt, trusted, tmp_path, said, attack, reason, name, vouched):
     attack(prebuilt, trusted, tmp_path)
-    with pytest.raises(ManifestError, match=reason):
+    assert found(prebuilt, name, vouched) is None
+    (warning,) = said()
+    assert f"{prebuilt} is refused and not used: " in warning
+    assert reason in warning
+
+
+@pytest.mark.parametrize(("name", "vouched"), OF_OTHERS)
+def test_a_signed_artifact_in_the_place_of_another_is_damaged(prebuilt, trusted, tmp_path, name, vouched):
+    _a_signed_one_in_the_place_of_another(prebuilt, trusted, tmp_path)
+    with pytest.raises(ManifestError, match="its manifest belongs to another artifact"):
         found(prebuilt, name, vouched)
 
 
-def test_keys_that_cannot_be_used_refuse_everything(prebuilt, trusted, monkeypatch, tmp_path):
+def test_keys_that_cannot_be_used_refuse_everything(prebuilt, trusted, monkeypatch, tmp_path, said):
     carried.sign_directory(prebuilt.parents[4], trusted)
     for places in (tmp_path / "nothing", ":"):
         monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(places))
-        with pytest.raises(ManifestError, match=r"SGLJIT_TRUSTED_KEYS names|cannot be read"):
-            found(prebuilt, "prebuilt", False)
+        assert found(prebuilt, "prebuilt", False) is None
+    assert [re.search(r"SGLJIT_TRUSTED_KEYS names|cannot be read", warning)[0] for warning in said()] == [
+        "cannot be read",
+        "SGLJIT_TRUSTED_KEYS names",
+    ]
 
 
 def test_without_this_package_everything_is_refused(prebuilt, trusted, monkeypatch):
@@ -145,7 +164,7 @@ def test_a_refused_one_hides_no_other(prebuilt, trusted, tmp_path):
     tiers = [Tier(prebuilt.parents[4], name="prebuilt"), Tier(tmp_path / "here")]
     search = lookup.find(tiers, own.manifest.location, own.manifest.toolchain_key)
     assert search.tier == tiers[1]
-    assert list(search.damaged) == [prebuilt]
+    assert search.damaged == {}
 
 
 def test_a_process_loads_what_is_signed_and_compiles_the_rest(run, tmp_path, trusted, key):
@@ -154,7 +173,7 @@ def test_a_process_loads_what_is_signed_and_compiles_the_rest(run, tmp_path, tru
     settings = {"SGLJIT_PREBUILT_PATH": str(tmp_path / "prebuilt"), **keys}
     output, errors = run(LOAD, "1", cache="second", **settings)
     assert json.loads(output)["builds"] == {"compiled": 1}
-    assert "is damaged and not used: it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature" in errors
+    assert "is refused and not used: it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature" in errors
     carried.sign_directory(tmp_path / "prebuilt", trusted)
     output, errors = run(LOAD, "1", cache="third", **settings)
     assert json.loads(output)["values"] == [1]
@@ -162,14 +181,49 @@ def test_a_process_loads_what_is_signed_and_compiles_the_rest(run, tmp_path, tru
     assert errors == ""
 
 
-def test_an_unsigned_archive_is_not_imported(prebuilt, trusted, tmp_path, monkeypatch):
+def test_an_unsigned_archive_is_not_imported(prebuilt, trusted, tmp_path, monkeypatch, said):
     cache = pytest.importorskip("sgljit_tools.cache", reason="the archives are those of sgljit-tools")
     cache.export_archive(tmp_path / "archive.zip", prebuilt.parents[4])
-    with pytest.raises(SgljitError, match="is unsigned, which SGLJIT_TRUSTED_KEYS forbids"):
+    with pytest.raises(SgljitError, match="is not there, or SGLJIT_TRUSTED_KEYS has no key that signed it"):
         cache.import_archive(tmp_path / "archive.zip", tmp_path / "imported")
-    assert not (tmp_path / "imported").exists()
+    assert "is refused and not used: it is not signed" in said()[0]
+    assert files(tmp_path / "imported") == []
     monkeypatch.delenv("SGLJIT_TRUSTED_KEYS")
     assert cache.import_archive(tmp_path / "archive.zip", tmp_path / "imported") == 1
+
+
+def test_an_archive_is_signed_and_serves_as_a_prebuilt_directory(prebuilt, trusted, key, tmp_path, said):
+    cache = pytest.importorskip("sgljit_tools.cache", reason="the archives are those of sgljit-tools")
+    from sgljit_tools.cli.cache import export_archive
+
+    file, root = tmp_path / "archive.zip", tmp_path / "imported"
+    export_archive(file, prebuilt.parents[4], sign=key)
+    assert cache.import_archive(file, root) == 1
+    assert lookup.find([Tier(root, name="prebuilt")], ONE.location, ONE.toolchain_key).artifact is not None
+    assert [
+        artifact.manifest
+        for artifact in objects.unpack(file.read_bytes(), signing.public_keys([key.parent / "trusted"])).artifacts
+    ] == [ONE]
+    signing.new_key(tmp_path / "stranger")
+    commands.sign([file], tmp_path / "stranger")
+    assert said() == []
+    with pytest.raises(SgljitError, match="SGLJIT_TRUSTED_KEYS has no key that signed it"):
+        cache.import_archive(file, tmp_path / "other")
+    assert "it is signed by none of the keys" in said()[0]
+    before = file.read_bytes()
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        export_archive(file, prebuilt.parents[4], sign=tmp_path / "nothing")
+    assert file.read_bytes() == before
+
+
+def test_an_archive_with_a_damaged_artifact_is_not_signed(prebuilt, trusted, key, tmp_path):
+    file = tmp_path / "archive.zip"
+    content = objects.pack([served.artifact(1, sha256="0" * 64)], None)
+    for damaged in (content, b"nothing"):
+        file.write_bytes(damaged)
+        with pytest.raises(RefusedObjectError, match="is damaged: "):
+            commands.sign([file], key)
+        assert file.read_bytes() == damaged
 
 
 @pytest.fixture

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 
 import pytest
 
-from sgljit_remote import index, objects
+from sgljit_remote import index, objects, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RemoteUnavailableError
 from sgljit_remote.index import Archive
 from sgljit_remote.objects import object_name
-from sgljit_remote.remote import Remote, Session
+from sgljit_remote.remote import Remote, Session, put_in_place
 
 from . import served
 from .conftest import files
@@ -244,6 +245,32 @@ def test_forty_variants_are_two_requests(server, session, cache):
     assert files(cache) == sorted(variant.place for variant in variants)
 
 
+def test_the_archive_of_a_model_is_found_and_its_families_are_two_requests(server, session, remote, cache, tmp_path):
+    """As `sgljit prepare --push llama` leaves a store; other models of it are not asked for."""
+    variants = [artifact(number, family=name) for number, name in enumerate(("norm", "rope", "activation", "moe"))]
+    for name, members in (("llama", variants), ("other", [artifact(9)]), ("all", [*variants, artifact(9)])):
+        for member in members:
+            put_in_place(member, tmp_path / name)
+        transfer.push(remote(), tmp_path / name, transfer.Choice(), name, dry_run=False, progress=lambda _: None)
+    server.requests.clear()
+    one = session()
+    for variant in variants:
+        assert one.fetch(variant.manifest.location.path, variant.manifest.toolchain_key, cache) == cache
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/llama.zip"]
+    assert files(cache) == sorted(variant.place for variant in variants)
+
+
+def test_after_an_archive_without_what_it_should_have_the_next_is_taken(filled, session, cache):
+    smallest, content = family(artifact(2), listed=[ONE, artifact(2)])
+    serve(filled, smallest, content)
+    larger = Archive("llama", "", "", len(content) + 1, (ONE.place,))
+    filled.objects[f"/{index.NAME}"] = index.dump([larger, smallest])
+    filled.objects[f"/{larger.object_name}"] = objects.pack([ONE], None)
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
+    names = [request.rpartition("/")[2] for request in filled.requests]
+    assert names == ["index.json", "cpu-x86_64.norm.zip", "llama.zip"]
+
+
 def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, cache):
     serve(filled, *family(artifact(2), listed=[ONE, artifact(2)]))
     one = session()
@@ -257,14 +284,61 @@ def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, c
     ]
 
 
-@pytest.mark.parametrize("fault", [served.stalled, served.status(403), served.shortened, served.status(404)])
-def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, monkeypatch, fault):
-    monkeypatch.setattr("sgljit_remote.remote._TIMES_FOR_AN_ARCHIVE", 0.05)
+@pytest.mark.parametrize("fault", [served.shortened, served.status(404)])
+def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, fault):
     serve(filled, *family(ONE))
     filled.fault = lambda handler: "archives" in handler.path and fault(handler)
-    with within(1):  # of the 20 s that an artifact may take
-        assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
     assert len(said()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (served.stalled, "no answer, for 2 s"),
+        (served.stalling, "no answer, for 2 s"),
+        (served.status(403), "it answers 403 Forbidden"),
+        (served.status(503), "it answers 503 Service Unavailable, for 2 s"),
+    ],
+)
+def test_archives_that_do_not_come_cost_one_time_out_in_all(server, session, cache, said, fault, reason):
+    """The index answers, and what it lists does not: three families, of which the first takes the whole remote down."""
+    one_of_each = [artifact(number, family=name) for number, name in enumerate(("norm", "rope", "moe"))]
+    archives = [
+        Archive(f"cpu-x86_64.{one.manifest.family}", one.manifest.family, "cpu-x86_64", 1000, (one.place,))
+        for one in one_of_each
+    ]
+    server.objects = {f"/{archive.object_name}": bytes(1000) for archive in archives}
+    server.objects[f"/{index.NAME}"] = index.dump(archives)
+    server.fault = lambda handler: "archives" in handler.path and fault(handler)
+    one = session(timeout=2)
+    for wanted in one_of_each:
+        assert one.fetch(wanted.manifest.location.path, wanted.manifest.toolchain_key, cache) is None
+    assert set(server.requests) == {f"GET /{index.NAME}", "GET /sgljit-1/archives/cpu-x86_64.norm.zip"}
+    (warning,) = said()
+    assert f"cannot be used now: {reason}. This process asks it no more" in warning
+
+
+@pytest.mark.parametrize("breaks", [0, 1], ids=["at once", "at the second attempt"])
+def test_an_archive_that_keeps_coming_may_take_longer_than_an_artifact(server, session, cache, breaks):
+    archive, content = family(ONE)
+    serve(server, archive, content)
+    left = [breaks]
+
+    def slow(handler):
+        if "archives" not in handler.path:
+            return False
+        handler.send(b"", len(content))
+        for start in range(0, len(content), len(content) // 5):
+            time.sleep(0.4)
+            handler.wfile.write(content[start : start + len(content) // 5])
+            if left[0] and start > len(content) // 2:
+                left[0] -= 1
+                break
+        return True
+
+    server.fault = slow
+    assert session(timeout=1).fetch(LOCATION, TOOLCHAIN, cache) == cache  # after 2 s
 
 
 def test_one_bad_artifact_of_an_archive_hides_no_other(server, session, cache, said):
@@ -281,6 +355,21 @@ def test_without_a_toolchain_any_artifact_of_the_source_serves(server, session, 
     remote().publish_one(ONE, None)
     assert session().fetch(LOCATION, None, cache) == cache
     assert files(cache) == [ONE.place]
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_what_did_not_serve_here_is_replaced_by_what_is_compiled(filled, session, cache, is_archived):
+    """It was compiled beside other headers, which no key covers: the core finds that out, and compiles."""
+    if is_archived:
+        serve(filled, *family(ONE))
+    one = session(is_writable=True)
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    here = artifact(observed={"/usr/include/observed.h": "1" * 64})
+    assert here.manifest.toolchain_key == TOOLCHAIN
+    one.publish(here)
+    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here,)
+    session(is_writable=True).publish(ONE)  # by one that was brought nothing: what is there stays
+    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here,)
 
 
 def test_a_cache_that_takes_no_files_is_no_obstacle(filled, session, cache, said):

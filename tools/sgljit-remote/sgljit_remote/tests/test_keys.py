@@ -228,6 +228,7 @@ def test_of_two_files_with_one_key_that_counts_which_is_valid(tmp_path):
     assert signing.signer(b"text", signature, trusted).path == public
 
 
+@pytest.mark.usefixtures("waived")
 def test_a_directory_of_keys_that_others_can_write_is_refused(tmp_path):
     public = signing.new_key(tmp_path / "key")
     trusted = tmp_path / "trusted"
@@ -235,8 +236,18 @@ def test_a_directory_of_keys_that_others_can_write_is_refused(tmp_path):
     (trusted / "x.pub").symlink_to(public)
     assert len(signing.public_keys([trusted])) == 1
     trusted.chmod(0o777)
-    with pytest.raises(KeyFileError, match="are not used"):
+    with pytest.raises(KeyFileError, match="are not used") as caught:
         signing.public_keys([trusted])
+    assert "SGLJIT_TRUST_SHARED_CACHE=1 accepts caches alone" in str(caught.value)
+    assert f"chmod go-w {trusted}" in str(caught.value)
+
+
+@pytest.mark.usefixtures("waived")
+def test_a_key_that_others_can_write_is_refused(tmp_path):
+    public = signing.new_key(tmp_path / "key")
+    public.chmod(0o666)
+    with pytest.raises(KeyFileError, match=r"is not used: .*can be written by group or others \(mode 0666\)"):
+        signing.public_keys([public])
 
 
 def test_the_command_makes_a_key_with_a_limit(tmp_path, capsys):

@@ -55,9 +55,9 @@ def test_the_first_compiles_and_the_others_wait_for_it(server, writer, cache):
 def test_a_lease_ends_when_what_it_was_for_is_published(server, writer, cache):
     first = writer()
     assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
-    assert server.objects[LEASE] != lease.RELEASED
+    assert not server.objects[LEASE].startswith(lease.RELEASED)
     first.publish(ONE)
-    assert server.objects[LEASE] == lease.RELEASED
+    assert server.objects[LEASE].startswith(lease.RELEASED)
 
 
 def test_what_was_published_and_released_after_the_last_look_is_found(server, writer, cache):
@@ -88,6 +88,84 @@ def test_a_machine_that_died_is_waited_for_no_longer_than_the_limit(server, writ
     assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
     assert 0.5 <= time.monotonic() - start < 10
     assert server.objects[LEASE] != b"of a machine that died"  # this one is waited for now
+
+
+def fetch_at_once(sessions, cache):
+    """What each of several machines has found, and how many are to compile. The first of these publishes."""
+    found, compiling = [], []
+
+    def fetch(one):
+        if (answer := one.fetch(LOCATION, TOOLCHAIN, cache)) is None:
+            compiling.append(one)
+            if compiling[0] is one:
+                time.sleep(0.5)
+                one.publish(ONE)
+        else:
+            found.append(answer)
+
+    threads = [threading.Thread(target=fetch, args=(one,)) for one in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) + len(compiling) == len(sessions)
+    return len(compiling)
+
+
+@pytest.mark.parametrize(
+    "left", [b"of a machine that died", b"released", b"released before somebody emptied the store", None]
+)
+def test_of_many_that_see_a_lease_end_one_compiles(server, writer, cache, monkeypatch, left):
+    monkeypatch.setattr(lease, "SECONDS", 4.0)
+    if left is not None:
+        server.objects[LEASE] = left
+    assert fetch_at_once([writer() for _ in range(8)], cache) == 1
+    del server.objects[f"/{NAME}"]
+    cache.rename(cache.with_name("before"))
+    assert fetch_at_once([writer() for _ in range(8)], cache) == 1  # and again
+
+
+def test_a_machine_at_work_is_waited_for_longer_than_one_that_died(server, writer, cache, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 2.0)
+    first, found = writer(), []
+    assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
+    waiting = threading.Thread(target=lambda: found.append(writer().fetch(LOCATION, TOOLCHAIN, cache)))
+    waiting.start()
+    time.sleep(5)
+    assert found == []
+    first.publish(ONE)
+    waiting.join(20)
+    assert found == [cache]
+
+
+@pytest.mark.parametrize("end", ["release", "down", "late"])
+def test_a_lease_is_renewed_no_longer_than_it_serves(server, writer, cache, monkeypatch, end):
+    monkeypatch.setattr(lease, "SECONDS", 0.2)
+    monkeypatch.setattr(lease, "MOST_SECONDS", 1.0 if end == "late" else 60.0)
+    one = writer(timeout=2)
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    held = one._leased[LOCATION.name]
+    while server.requests.count(f"PUT {LEASE}") < 3:
+        time.sleep(0.05)
+    if end == "release":
+        one.release(LOCATION.name)
+    elif end == "down":
+        one._is_down = True
+        one.release(LOCATION.name)
+    held._thread.join(30)
+    assert not held._thread.is_alive()
+    assert server.objects[LEASE].startswith(lease.RELEASED) == (end == "release")
+
+
+def test_a_lease_that_cannot_be_renewed_is_no_error(server, writer, cache, monkeypatch, said):
+    monkeypatch.setattr(lease, "SECONDS", 0.2)
+    one = writer()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    server.fault = served.status(403)
+    held = one._leased[LOCATION.name]
+    held._thread.join(30)
+    assert not held._thread.is_alive()
+    assert said() == []
 
 
 def test_many_leases_of_machines_that_died_cost_a_process_one_wait(server, writer, cache, monkeypatch):
@@ -162,12 +240,12 @@ def test_a_build_that_fails_releases_the_others_at_once(server, writer, cache):
     first = writer()
     assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
     first.release(LOCATION.name)
-    assert server.objects[LEASE] == lease.RELEASED
+    assert server.objects[LEASE].startswith(lease.RELEASED)
     start = time.monotonic()
     assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
     assert time.monotonic() - start < 10
     first.release(LOCATION.name)  # which has no lease any more
-    assert server.objects[LEASE] != lease.RELEASED
+    assert not server.objects[LEASE].startswith(lease.RELEASED)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from sgljit_core.errors import PluginLoadError
 from sgljit_core.plugins.discovery import Plugin
-from sgljit_remote import lock
+from sgljit_remote import lock, stats
 from sgljit_remote.errors import LockError, PluginDiffersError
 
 PLUGIN = """\
@@ -97,8 +97,10 @@ def file(site, tmp_path):
 
 
 def refusal(site, file):
+    before = stats().refusals
     with pytest.raises(PluginDiffersError) as raised:
         lock.check(found(site), file)
+    assert stats().refusals == before + 1
     assert str(site) in str(raised.value)
     return str(raised.value)
 
@@ -281,12 +283,14 @@ def test_a_file_that_was_changed_after_the_install_is_not_locked(site):
         lock.locked(found(site))
 
 
+@pytest.mark.usefixtures("waived")
 @pytest.mark.parametrize("mode", [0o666, 0o606])
 def test_a_lock_that_others_can_write_is_refused(site, file, mode):
     file.chmod(mode)
     assert "can be written by group or others" in refusal(site, file)
 
 
+@pytest.mark.usefixtures("waived")
 def test_a_lock_in_a_directory_that_others_can_write_is_refused(site, file):
     file.parent.chmod(0o777)
     try:

@@ -117,6 +117,17 @@ def test_what_the_first_rank_has_already_is_handed_over_as_well(job, run):
 
 
 @pytest.mark.slow
+def test_a_damaged_artifact_of_a_rank_is_given_anew(job, tmp_path):
+    assert job(count=2)[1]["given"] == 3
+    damaged = next((tmp_path / "rank1").glob("*/*/*/*/*/*.so"))
+    damaged.write_bytes(bytes(100))
+    said = job(count=2, SGLJIT_CXX="none", PATH="")
+    assert said[1]["given"] == 1
+    assert said[1]["values"] == [1, 2, 3]
+    assert damaged.stat().st_size > 100
+
+
+@pytest.mark.slow
 def test_a_family_that_another_process_made_is_handed_over(job, run):
     run(JOB, "1", "work()", cache="rank", SGLJIT_REMOTE="")
     (said, other) = job("given = warm_up(lambda: None, families=['_'], timeout=60); rank and work()", count=2).values()

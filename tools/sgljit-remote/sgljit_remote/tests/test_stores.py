@@ -129,6 +129,17 @@ def test_a_directory_that_is_missing_is_no_empty_one(tmp_path):
             attempt()
 
 
+@pytest.mark.parametrize("url", ["file://srv/kernels", "FILE://srv/kernels"])
+def test_a_slash_too_few_is_an_error_and_no_other_directory(url):
+    with pytest.raises(ConfigError, match=r"'srv' is a host, .*; write file:///srv/kernels for the directory /srv/ker"):
+        config.settings(url)
+
+
+@pytest.mark.parametrize("url", ["file:///srv/kernels", "file://localhost/srv/kernels", "/srv/kernels"])
+def test_a_directory_has_a_url(url):
+    assert stores.opened(config.settings(url).url, check_owners=True).shown == "/srv/kernels"
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/x", "nonsense://host/x"])
 def test_a_scheme_that_nobody_here_opens_says_what_to_do(url):
     try:

@@ -118,9 +118,10 @@ def test_an_archive_of_a_model_is_one_request(run, filled, server, tmp_path, ses
     assert files(tmp_path / "other") == files(filled)
     assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/llama-3_70b.zip"]
     server.requests.clear()
-    manifest = MOE.manifest  # a process that was not told of the model does not bring all of it
+    manifest = MOE.manifest  # a process that needs one of its artifacts brings all of it, too
     session().fetch(manifest.location.path, manifest.toolchain_key, tmp_path / "third")
-    assert files(tmp_path / "third") == [MOE.place]
+    assert files(tmp_path / "third") == files(filled)
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/llama-3_70b.zip"]
 
 
 @pytest.mark.parametrize("command", [("push",), ("push", "--name", "model")])

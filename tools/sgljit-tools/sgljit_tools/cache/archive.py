@@ -16,7 +16,6 @@ from pathlib import Path
 from sgljit_core import paths
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.manifest import FILE, ManifestError
-from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 from sgljit_core.machine import roots
 from sgljit_tools.errors import ArchiveError
@@ -27,6 +26,7 @@ _NAME = r"(?!\.)[\w.+-]{1,255}"  # what begins with a dot is hidden below a root
 _MEMBER = re.compile(
     rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?/{_NAME}", re.ASCII
 )
+_SIGNATURE = "signature"  # of the manifest, by `sgljit sign`; it stays beside it, for a directory of prebuilt ones
 _READ = 1 << 16  # bytes at a time
 _MEMBERS = 1 << 16
 _IN_ALL = 64 << 30
@@ -70,11 +70,9 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
     Nothing of an archive that is refused enters.
 
     Raises:
-        ArchiveError: the file is no archive of artifacts, or is damaged; or keys are trusted, and it has no signatures.
+        ArchiveError: the file is no archive of artifacts, or is damaged; or no key has signed it that is trusted.
     """
     file, root = Path(file), (directory or paths.cache_root()).absolute()
-    if settings().must_be_signed:
-        raise ArchiveError(f"{file} is unsigned, which SGLJIT_TRUSTED_KEYS forbids: see `sgljit-remote export`")
     staging = store.staging_directory(root, "import")
     try:
         with zipfile.ZipFile(file) as archive:
@@ -120,12 +118,12 @@ def _extract(archive: zipfile.ZipFile, file: Path, staging: Path) -> list[Path]:
 
 def _verify(file: Path, staging: Path, place: Path) -> None:
     try:
-        artifact = lookup.read(staging / place)
+        artifact = lookup.Tier(staging, vouched=True, name="prebuilt").read(staging / place)
     except ManifestError as error:
         raise ArchiveError(f"{file}: {place} is damaged: {error}") from error
     if artifact is None:
-        raise ArchiveError(f"{file}: {place} is not there")
+        raise ArchiveError(f"{file}: {place} is not there, or SGLJIT_TRUSTED_KEYS has no key that signed it")
     manifest = artifact.manifest
-    extra = {path.name for path in artifact.directory.iterdir()} - {FILE, manifest.payload}
+    extra = {path.name for path in artifact.directory.iterdir()} - {FILE, manifest.payload, _SIGNATURE}
     if manifest.location.path / manifest.entry_name() != place or extra:
         raise ArchiveError(f"{file}: {place} is not what its manifest says")

@@ -15,6 +15,7 @@ from sgljit_core.plugins import discovery
 from sgljit_tools import installation
 from sgljit_tools.cache import admin, archive
 
+from .main import added
 from .prepare import Arch, builds_ahead, fail_if_not_kept, target_of
 
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
@@ -165,8 +166,11 @@ def export_archive(
     directory: Directory = None,
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
     target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="The private key that signs them (with sgljit-remote).")] = None,
 ) -> None:
     """Write artifacts into one file."""
+    signs = added("sign", "--sign") if sign else lambda *_: None
+    signs([], sign)  # fails before anything is written, where the key cannot be used
     count = archive.export_archive(file, directory, family=family and family.replace("-", "_"), target=target)
     typer.echo(f"wrote {count} artifacts to {file}")
     if log.was_said("artifact_damaged"):
@@ -175,6 +179,7 @@ def export_archive(
         held = {(entry.manifest.family, entry.manifest.target) for entry in admin.entries(directory) if entry.manifest}
         families, targets = (", ".join(sorted(set(names))) for names in zip(*held or {("none", "none")}, strict=True))
         raise SgljitError(f"nothing to write; the cache has the families {families} and targets {targets}")
+    signs([file], sign)
 
 
 @app.command("import")
