@@ -75,6 +75,24 @@ def test_an_op_that_is_lost_works_no_more(kernels):
 
     kernels.adapter.attempt("silu_and_mul", fail)
     assert not kernels.ran("silu_and_mul", torch.zeros(2, 32))
+    assert not kernels.works("silu_and_mul", (), fits)
     assert not kernels.worked("silu_and_mul", ())
     assert kernels.working(["silu_and_mul"]) == []
     assert report()[0].calls == 0
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["asked before each call", "asked before the first"])
+def test_a_graph_is_without_an_op_that_was_lost_before_or_after_it_was_compiled(kernels, asks):
+    def layer(x):
+        out = x.new_empty(2, 16)
+        if (not asks or kernels.works("silu_and_mul", (), fits)) and kernels.ran("silu_and_mul", x, out):
+            return out
+        return x[:, :16] * 100
+
+    assert kernels.works("silu_and_mul", (), fits)
+    gate, up = (x := torch.ones(2, 32)).chunk(2, -1)
+    before = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(before(x), torch.nn.functional.silu(gate) * up)
+    kernels.adapter.lose("silu_and_mul", OSError("its results differ"))
+    for graph in (before, torch.compile(layer, backend="eager", fullgraph=True)):
+        torch.testing.assert_close(graph(x), gate * 100)

@@ -47,7 +47,7 @@ class Adapter:
     ops: Mapping[str, Mapping[str, str]]
     exact_ops: frozenset[str] = frozenset()
     logger: str = "sgljit"
-    _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
+    lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is out of use
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
     _waiting: list[threading.Timer] = field(default_factory=list, init=False, repr=False)  # for the line after warm-up
@@ -120,7 +120,7 @@ class Adapter:
                 return False
             answers[key] = works
             use, now = self.use(op, key), stats()
-            use.why = "" if works else self._lost.get(op, self._inexact.pop(op, "the op does not take it"))
+            use.why = "" if works else self.lost.get(op, self._inexact.pop(op, "the op does not take it"))
             use.seconds += now.seconds - before.seconds
             family = next(family for family, ops in self.ops.items() if op in ops)
             earlier = variants(before.loads, (), family)
@@ -137,7 +137,7 @@ class Adapter:
 
     def _works(self, op: str, call: Callable[[], object]) -> bool | None:
         """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""
-        if op in self._lost:
+        if op in self.lost:
             return False
         try:
             call()
@@ -151,8 +151,8 @@ class Adapter:
             if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
             cause = f"{type(error).__name__}: {getattr(error, 'cause', error)}"
-            was_said = cause in self._lost.values()  # a broken compiler fails all ops
-            self._lost[op] = cause
+            was_said = cause in self.lost.values()  # a broken compiler fails all ops
+            self.lost[op] = cause
             for use in (use for use in USES.values() if (use.adapter, use.op) == (self.distribution, op)):
                 use.why = cause
             text = (

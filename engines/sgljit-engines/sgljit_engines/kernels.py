@@ -31,6 +31,8 @@ class Kernels:
     def works(self, name: str, kind: Kind, trial: Callable[[Op], object]) -> bool:
         """Whether an op may be used for a kind of call; the first question imports its family and builds its kernels.
 
+        It may not after it was lost, and graphs that are compiled from then on are without it.
+
         Args:
             kind: what the op's kernels depend on.
             trial: calls the op that it is given, on tensors of its own.
@@ -44,15 +46,11 @@ class Kernels:
                 return False  # a capture forbids the build that decides it
             self._uses[key] = self.adapter.use(name, key)
         self._asked[name] = self._uses[key]
-        return self._tried[key]
+        return self._tried[key] and name not in self.adapter.lost
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
-        key = (name, *kind)
-        if not self._tried.get(key, False):
-            return False
-        self._asked[name] = self._uses[key]
-        return self.adapter.attempt(name, lambda: None)
+        return (name, *kind) in self._tried and self.works(name, kind, self.op)
 
     def working(self, names: Iterable[str]) -> list[Kind]:
         """All for which ``worked`` is true of some ops, each behind its op."""
@@ -64,6 +62,8 @@ class Kernels:
         A kernel also depends on what ``works`` does not ask for, such as strides or the number of tokens.
         """
         if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
+            if name in self.adapter.lost:
+                return False
             self.found[name](*args, **kwargs)
             return True
         ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))

@@ -39,11 +39,11 @@ def run(function=None, **options):
 @pytest.fixture(autouse=True)
 def own_lost():
     """Each test begins with all ops: one that failed in a test before is tried again."""
-    before = dict(adapter.ADAPTER._lost)
+    before = dict(adapter.ADAPTER.lost)
     ops._answers.clear()
     yield
-    adapter.ADAPTER._lost.clear()
-    adapter.ADAPTER._lost.update(before)
+    adapter.ADAPTER.lost.clear()
+    adapter.ADAPTER.lost.update(before)
     ops._answers.clear()
 
 
