@@ -7,6 +7,7 @@ import torch
 
 from sgljit_core import errors
 from sgljit_engines import Adapter, Kernels, Use, report
+from sgljit_engines.kernels import try_rows
 
 
 @pytest.fixture
@@ -96,3 +97,36 @@ def test_a_graph_is_without_an_op_that_was_lost_before_or_after_it_was_compiled(
     kernels.adapter.lose("silu_and_mul", OSError("its results differ"))
     for graph in (before, torch.compile(layer, backend="eager", fullgraph=True)):
         torch.testing.assert_close(graph(x), gate * 100)
+
+
+def tried(size: int, device: str, fail=lambda rows: None) -> list[int]:
+    """For how many rows an op is called."""
+    numbers = []
+    try_rows(lambda rows: numbers.append(rows) or fail(rows), size, device)
+    return numbers
+
+
+def test_an_op_is_tried_with_few_rows_and_many_on_a_gpu_alone():
+    assert tried(4096, "cpu") == [1]
+    assert tried(1 << 30, "cuda") == [1]
+    numbers = tried(4096, "cuda")
+    assert numbers[:6] == [1, 2, 3, 4, 5, 7]
+    assert all(after <= before * 1.25 + 1 for before, after in zip(numbers, numbers[1:], strict=False))
+    assert 0.8 * (1 << 24) < 4096 * numbers[-1] <= 1 << 24
+
+
+def test_kernels_that_cannot_be_tried_are_left_to_their_first_calls():
+    def fail_from(most, error):
+        def fail(rows):
+            if rows > most:
+                raise error
+
+        return fail
+
+    forbidden = errors.CompileForbiddenError("op", forbidden_by="a test", why="why", remedy="remedy")
+    assert max(tried(64, "cuda", fail_from(1000, torch.OutOfMemoryError()))) < 1300
+    assert tried(64, "cuda", fail_from(1 << 14, forbidden)) == tried(64, "cuda")
+    with pytest.raises(errors.CompileForbiddenError):  # sgljit prepare builds them
+        tried(64, "cuda", fail_from(1 << 13, forbidden))
+    with pytest.raises(OSError, match="no space"):
+        tried(64, "cuda", fail_from(1 << 14, OSError("no space")))

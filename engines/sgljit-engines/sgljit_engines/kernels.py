@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from sgljit_core import ops
+from sgljit_core.errors import CompileForbiddenError
 
 from .adapter import Adapter
 from .uses import Use
@@ -16,6 +18,24 @@ Op = Callable[..., Any]
 Kind = tuple[Any, ...]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # those of most ops
+
+_MOST_ELEMENTS = 1 << 24  # no chip has room for so many at a time
+_PREPARED_ROWS = 1 << 14  # tokens that `sgljit prepare` builds for
+
+
+def try_rows(call: Callable[[int], object], size: int, device: str) -> None:
+    """Call an op with 1, 2, 3, 4, 5, 7, ... rows of a size: on a GPU their number chooses the kernel.
+
+    The next number is a quarter larger, and a kernel serves a wider range. Two sorts are left to their first calls:
+    kernels for more rows than there is memory for, and those that nobody prepared where nothing may be compiled.
+    """
+    rows = 1
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while rows == 1 or (device == "cuda" and rows * size <= _MOST_ELEMENTS):
+            is_prepared = rows <= _PREPARED_ROWS
+            with contextlib.nullcontext() if is_prepared else contextlib.suppress(CompileForbiddenError):
+                call(rows)
+            rows += (rows + 3) // 4
 
 
 class Kernels:

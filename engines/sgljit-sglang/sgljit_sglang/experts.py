@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
 from .kernels import ran, works
@@ -105,9 +105,14 @@ def _works(name: str, scores: torch.Tensor, bias: torch.Tensor | None, topk: int
     experts = scores.shape[1]
 
     def trial(kernel: Op) -> None:
-        one = scores.new_zeros(1, experts)
-        weights, ids = one.new_empty(1, topk, dtype=torch.float32), one.new_empty(1, topk, dtype=torch.int32)
-        kernel(weights, ids, one, True, correction_bias=None if bias is None else torch.zeros_like(bias))
+        zeros = None if bias is None else torch.zeros_like(bias)
 
-    kind = (experts, topk, scores.dtype, None if bias is None else bias.dtype, scores.device.type)
+        def choose(tokens: int) -> None:
+            weights, ids = (scores.new_empty(tokens, topk, dtype=dtype) for dtype in (torch.float32, torch.int32))
+            kernel(weights, ids, scores.new_zeros(tokens, experts), True, correction_bias=zeros)
+
+        try_rows(choose, experts, device)
+
+    device = scores.device.type
+    kind = (experts, topk, scores.dtype, None if bias is None else bias.dtype, device)
     return works(name, kind, trial)

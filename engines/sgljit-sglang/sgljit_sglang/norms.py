@@ -9,7 +9,7 @@ import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.layers.layernorm import Gemma3RMSNorm, Gemma4RMSNorm, GemmaRMSNorm, RMSNorm
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import give_backend
 from .kernels import ran, works
@@ -120,12 +120,12 @@ def _matches(weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | Non
 
 
 def _works(name: str, x: torch.Tensor) -> bool:
-    """Whether an op may be used for rows of this size, found out on rows of its own."""
-    size = x.shape[-1]
-    num_rows = 2 if name in (_PLAIN[1], _GEMMA[1]) else 1
+    """Whether an op may be used for rows of this size, found out on rows of its own, few and many."""
+    size, device = x.shape[-1], x.device.type
+    num_tensors = 2 if name in (_PLAIN[1], _GEMMA[1]) else 1
 
     def trial(kernel: Op) -> None:
-        rows = [x.new_zeros(1, size) for _ in range(num_rows)]
-        kernel(*rows, x.new_ones(size))
+        weight = x.new_ones(size)
+        try_rows(lambda rows: kernel(*(x.new_zeros(rows, size) for _ in range(num_tensors)), weight), size, device)
 
-    return works(name, (size, x.dtype, x.device.type), trial)
+    return works(name, (size, x.dtype, device), trial)

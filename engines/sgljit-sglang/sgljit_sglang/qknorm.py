@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
 from .kernels import ran, works
@@ -54,7 +54,7 @@ def _can_use_qknorm(theirs: Callable[..., bool], head_dim: int, dtype: torch.dty
 
 def _works(head_dim: int, dtype: torch.dtype, device: str) -> bool:
     def trial(kernel: Op) -> None:
-        rows = torch.zeros(3, 1, head_dim, dtype=dtype, device=device)
-        kernel(rows[:1], rows[1:2], rows[2, 0], rows[2, 0])
+        weight = torch.zeros(head_dim, dtype=dtype, device=device)
+        try_rows(lambda rows: kernel(*weight.new_zeros(2, rows, 1, head_dim), weight, weight), head_dim, device)
 
     return dtype in DTYPES and works(_QKNORM, (head_dim, dtype, device), trial)

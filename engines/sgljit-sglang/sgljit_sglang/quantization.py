@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sgljit_engines.kernels import Op
+from sgljit_engines.kernels import Op, try_rows
 
 from .backend import around
 from .kernels import ran, works
@@ -70,9 +71,14 @@ def _fits(x: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, group
 
 
 def _works(x: torch.Tensor, group_size: int) -> bool:
-    def trial(kernel: Op) -> None:
-        one = x.new_zeros(1, group_size)
-        scale = one.new_empty(1, 1, dtype=torch.float32)
-        kernel(one, one.new_empty(1, group_size, dtype=torch.float8_e4m3fn), scale, group_size)
+    size, device = x.shape[1], x.device.type
 
-    return works(_OP, (group_size, x.dtype, x.device.type), trial)
+    def quantize(kernel: Op, tokens: int) -> None:
+        rows = x.new_zeros(tokens, size)
+        scales = rows.new_empty(tokens, size // group_size, dtype=torch.float32)
+        kernel(rows, torch.empty_like(rows, dtype=torch.float8_e4m3fn), scales, group_size)
+
+    def trial(kernel: Op) -> None:
+        try_rows(functools.partial(quantize, kernel), size, device)
+
+    return works(_OP, (size, group_size, x.dtype, device), trial)

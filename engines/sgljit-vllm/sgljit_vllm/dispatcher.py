@@ -16,7 +16,7 @@ from vllm import envs
 from vllm.platforms import current_platform
 
 from sgljit_engines.errors import InexactError
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from . import ADAPTER
 from .kernels import ran, works
@@ -127,10 +127,10 @@ def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Ten
 def _norm_works(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
     if x.dtype not in DTYPES or weight.dtype != x.dtype or x.numel() == 0:
         return False
-    size = weight.shape[0]
+    size, device = weight.shape[0], x.device.type
 
     def trial(kernel: Op) -> None:
-        rows = [x.new_zeros(1, size) for _ in range(1 if name == "rmsnorm" else 2)]
-        kernel(*rows, x.new_ones(size))
+        ones, num_tensors = x.new_ones(size), 1 if name == "rmsnorm" else 2
+        try_rows(lambda rows: kernel(*(x.new_zeros(rows, size) for _ in range(num_tensors)), ones), size, device)
 
-    return works(name, (size, x.dtype, x.device.type), trial)
+    return works(name, (size, x.dtype, device), trial)
