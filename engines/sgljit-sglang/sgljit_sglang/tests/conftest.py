@@ -7,7 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +20,7 @@ _OURS = ("kernels", "backend", "norms", "qknorm", "activations", "rotations", "e
 class Layer:
     """What each layer of SGLang has here."""
 
-    capabilities: dict[Any, Any] = {}
+    capabilities: ClassVar[dict[Any, Any]] = {}
 
     def forward_plugin(self, *args: Any) -> Any:
         raise NotImplementedError
