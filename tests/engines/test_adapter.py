@@ -157,6 +157,20 @@ def test_what_a_log_did_not_take_yet_is_said_when_it_does(caplog, monkeypatch):
     assert len(caplog.messages) == 1
 
 
+def test_an_adapter_that_is_loaded_before_the_log_is_set_up_says_it_later(caplog, monkeypatch):
+    later = []
+    monkeypatch.setattr("sgljit_engines.adapter._later", lambda *call: later.append(call))
+    one = adapter(is_early=True)
+    for text in ("first", "second", "first"):
+        one.say_once(logging.INFO, "engine_off", text)
+    assert (caplog.messages, len(later)) == ([], 2)
+    caplog.set_level(logging.INFO)
+    one.say_once(logging.INFO, "engine_off", "first")
+    for say, *args in later:
+        say(*args)
+    assert [text.rpartition(" ")[2] for text in caplog.messages] == ["first", "second"]
+
+
 UNSUPPORTED = {
     "missing": ({"engine": {"no-such-engine": ">=1,<2"}}, "no-such-engine is not installed. Install a version >=1,<2"),
     "older": ({"engine": {"pytest": ">=1000"}}, "and it was tested with pytest>=1000. Install such a "),

@@ -40,6 +40,7 @@ class Adapter:
             ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
         exact_ops: those that can give the bits of the engine's own code; no others with ``SGLJIT_ENGINES=exact``.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
+        is_early: the engine sets up its log after it has loaded the adapter.
     """
 
     distribution: str
@@ -47,6 +48,7 @@ class Adapter:
     ops: Mapping[str, Mapping[str, str]]
     exact_ops: frozenset[str] = frozenset()
     logger: str = "sgljit"
+    is_early: bool = False
     lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is out of use
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
@@ -226,10 +228,11 @@ class Adapter:
         log.log(level, event, f"{self._name()} {text}", self.logger, adapter=self.distribution, **data)
 
     def say_once(self, level: int, event: str, text: str) -> None:
-        """``say``, once in a process. A text of a level that the log does not take now may be said later."""
-        if text not in self._said and logging.getLogger(self.logger).isEnabledFor(level):
+        """``say``, once in a process; later where the log does not take the level, if it does then."""
+        takes = logging.getLogger(self.logger).isEnabledFor(level)
+        if text not in self._said and (takes or self.is_early):
             self._said.add(text)
-            self.say(level, event, text)
+            self.say(level, event, text) if takes else _later(self.say, level, event, text)
 
     def _tell_when_quiet(self) -> None:
         """Log what runs, after ``QUIET_SECONDS`` without a new kind of call: CUDA graphs make no calls to count."""
@@ -237,11 +240,7 @@ class Adapter:
             return
         for timer in self._waiting:
             timer.cancel()
-        timer = threading.Timer(QUIET_SECONDS, self._tell)
-        timer.daemon = True
-        self._waiting[:] = [timer]
-        with contextlib.suppress(RuntimeError):  # no thread is left
-            timer.start()
+        self._waiting[:] = [_later(self._tell)]
 
     def _tell(self) -> None:
         self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
@@ -284,6 +283,14 @@ class Adapter:
             f"{engine} {version} is installed, and it was tested with {engine}{tested}. Install such a version of "
             f"{engine}, or a release of {self.distribution} for {engine} {version}"
         )
+
+
+def _later(function: Callable[..., object], *args: object) -> threading.Timer:
+    timer = threading.Timer(QUIET_SECONDS, function, args)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread is left
+        timer.start()
+    return timer
 
 
 def _setting() -> tuple[str, set[str]]:

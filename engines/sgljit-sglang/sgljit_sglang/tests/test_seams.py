@@ -8,6 +8,8 @@ import importlib.util
 import pytest
 import torch
 
+import sgljit_sglang
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="SGLang itself is there")
 
 
@@ -71,3 +73,11 @@ def test_an_op_is_tried_with_few_rows_and_many(seams, name, monkeypatch):
     before = len(tried)
     CALLS[name](seams)
     assert len(tried) == before, "once for each kind"
+
+
+def test_a_share_that_cannot_be_read_is_an_error_that_sglang_does_not_swallow(seams, monkeypatch):
+    monkeypatch.setattr("sgljit_engines.adapter._installed", lambda _: "0.5.23")
+    monkeypatch.setenv("SGLJIT_SHADOW", "often")
+    part("backend")._hooked.clear()
+    with pytest.raises(SystemExit, match=r"^sgljit-sglang: SGLJIT_SHADOW must be .* got 'often'$"):
+        sgljit_sglang.register()
