@@ -7,6 +7,7 @@ runs for what ours does not take. vLLM's passes see the same graphs.
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,14 @@ from . import ADAPTER
 from .kernels import ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
+
+# By kernel, the types of its arguments, with "!" where it writes; nothing is returned. Ours are called with these.
+_ACTIVATION = ["Tensor!", "Tensor"]
+_ARGUMENTS = {
+    **dict.fromkeys(ACTIVATIONS, _ACTIVATION),
+    "rms_norm": ["Tensor!", "Tensor", "Tensor", "float"],
+    "fused_add_rms_norm": ["Tensor!", "Tensor!", "Tensor", "float"],
+}
 
 _WHOLE = 16  # both halves of such rows consist of whole 16-byte loads in each dtype: one kernel serves all
 
@@ -59,6 +68,10 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
     if kernel in _libraries or device not in ("CPU", "CUDA"):
         return
     current_platform.import_kernels()
+    if reason := _differs(kernel):
+        ADAPTER.say_once(logging.WARNING, "engine_conflict", f"leaves {kernel} to {ADAPTER.versions()}: {reason}")
+        ADAPTER.leave([op], reason)
+        return
     theirs = torch.library.get_kernel(f"_C::{kernel}", device)
 
     def call(keys: Any, *args: Any) -> None:
@@ -82,6 +95,23 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         _libraries[kernel].impl(kernel, ours_before_theirs, device, with_keyset=True, allow_override=True)
+
+
+def _differs(kernel: str) -> str:
+    """What is not as ours expects it in the schema of a kernel; "" if nothing is."""
+    packet = getattr(torch.ops._C, kernel, None)  # noqa: SLF001 - vLLM's name for its kernels
+    if packet is None:
+        return "it has no such kernel"
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]  # noqa: SLF001
+    found = [_type(argument) for argument in schemas[0].arguments]
+    if len(schemas) == 1 and found == _ARGUMENTS[kernel] and not schemas[0].returns:
+        return ""
+    return f"its schema is {'; '.join(map(str, schemas))}, and ours takes ({', '.join(_ARGUMENTS[kernel])})"
+
+
+def _type(argument: Any) -> str:
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return str(argument.type).removeprefix("Optional[").removesuffix("]") + "!" * written
 
 
 def _activated(name: str, is_exact: bool, out: torch.Tensor, x: torch.Tensor) -> bool:

@@ -1,0 +1,74 @@
+"""The overrides of ``torch.ops._C`` in a process without vLLM: what they call, and what they leave to vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import pytest
+import torch
+
+from sgljit_engines import report
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM itself is there")
+
+ALL = frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "rmsnorm", "fused_add_rmsnorm"})
+
+
+def activated(kernel: str = "silu_and_mul", *more: object) -> torch.Tensor:
+    """The result of a kernel of vLLM for gates of 1 and a second half of 2."""
+    out = torch.full((3, 16), torch.nan)
+    getattr(torch.ops._C, kernel)(out, torch.cat([torch.ones(3, 16), torch.full((3, 16), 2.0)], -1), *more)
+    return out
+
+
+def test_kernels_of_activations_and_norms_run_on_ours(dispatcher):
+    dispatcher.replace_activations(ALL)
+    dispatcher.replace_norms(ALL)
+    torch.testing.assert_close(activated(), torch.full((3, 16), 2 * torch.sigmoid(torch.tensor(1.0)).item()))
+    x, out, weight = torch.randn(3, 64), torch.full((3, 64), torch.nan), torch.rand(64)
+    torch.ops._C.rms_norm(out, x, weight, 1e-6)
+    expected = torch.nn.functional.rms_norm(x.double(), (64,), weight.double(), 1e-6)
+    torch.testing.assert_close(out, expected.float())
+    residual, total = torch.randn(3, 64), x.clone()
+    torch.ops._C.fused_add_rms_norm(total, residual, weight, 1e-6)
+    expected = torch.nn.functional.rms_norm(residual.double(), (64,), weight.double(), 1e-6)
+    torch.testing.assert_close(total, expected.float())
+
+
+CHANGES = {
+    "one more": ("silu_and_mul", "(Tensor! out, Tensor input, float limit=7.0) -> ()"),
+    "another type": ("silu_and_mul", "(Tensor! out, Tensor[] input) -> ()"),
+    "another order": ("silu_and_mul", "(Tensor input, Tensor! out) -> ()"),
+    "a result": ("silu_and_mul", "(Tensor! out, Tensor input) -> Tensor"),
+    "no weight": ("rms_norm", "(Tensor! result, Tensor input, float epsilon) -> ()"),
+}
+
+
+@pytest.mark.parametrize(("kernel", "schema"), CHANGES.values(), ids=CHANGES)
+def test_a_kernel_with_another_schema_is_left_alone_with_one_warning(kernel, schema, schemas, request, caplog):
+    schemas[kernel] = schema
+    dispatcher = request.getfixturevalue("dispatcher")
+    caplog.set_level(logging.WARNING, "vllm.sgljit")
+    for _ in range(2):  # vLLM may load plugins more than once
+        dispatcher.replace_activations(ALL)
+        dispatcher.replace_norms(ALL)
+    (text,) = caplog.messages
+    assert f"leaves {kernel} to " in text
+    assert f"_C::{kernel}(" in text
+    assert text.endswith("and ours takes (Tensor!, Tensor)" if kernel != "rms_norm" else "Tensor, Tensor, float)")
+    (use,) = report()
+    assert "its schema is " in use.why
+    assert activated("gelu_and_mul")[0, 0] != 7, "the others are replaced"
+    if kernel == "silu_and_mul" and schema.startswith("(Tensor! out, Tensor input, "):
+        assert (activated(kernel, 7.0) == 7).all()
+
+
+def test_a_kernel_that_vllm_lacks_is_one_warning(schemas, request, caplog):
+    del schemas["silu_and_mul"]
+    dispatcher = request.getfixturevalue("dispatcher")
+    caplog.set_level(logging.WARNING, "vllm.sgljit")
+    dispatcher.replace_activations(ALL)
+    (text,) = caplog.messages
+    assert text.endswith(": it has no such kernel")
+    assert activated("gelu_and_mul")[0, 0] != 7
