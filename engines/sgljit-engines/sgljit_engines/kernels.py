@@ -19,7 +19,7 @@ Kind = tuple[Any, ...]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # those of most ops
 
-_MOST_ELEMENTS = 1 << 24  # no chip has room for so many at a time
+MOST_ELEMENTS = 1 << 24  # no chip has room for so many at a time
 _PREPARED_ROWS = 1 << 14  # tokens that `sgljit prepare` builds for
 
 
@@ -31,7 +31,7 @@ def try_rows(call: Callable[[int], object], size: int, device: str) -> None:
     """
     rows = 1
     with contextlib.suppress(torch.OutOfMemoryError):
-        while rows == 1 or (device == "cuda" and rows * size <= _MOST_ELEMENTS):
+        while rows == 1 or (device == "cuda" and rows * size <= MOST_ELEMENTS):
             is_prepared = rows <= _PREPARED_ROWS
             with contextlib.nullcontext() if is_prepared else contextlib.suppress(CompileForbiddenError):
                 call(rows)
