@@ -131,11 +131,11 @@ class Adapter:
             self._tell_when_quiet()
         return answers[key]
 
-    def use(self, op: str, key: Hashable) -> Use:
-        """The entry of ``report`` for a kind of call. The adapter may change it."""
+    def use(self, op: str, key: Hashable, part: str = "") -> Use:
+        """The entry of ``report`` for a kind of call, of the op's part or of one without an op. It may be changed."""
         parts = (part for part in (key if isinstance(key, tuple) else (key,)) if part != op)
         kind = " ".join(str(part).removeprefix("torch.") for part in parts) or "any"
-        return USES.setdefault((self.distribution, op, kind), Use(self.distribution, self.parts[op], kind, op))
+        return USES.setdefault((self.distribution, op, kind), Use(self.distribution, part or self.parts[op], kind, op))
 
     def _works(self, op: str, call: Callable[[], object]) -> bool | None:
         """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""

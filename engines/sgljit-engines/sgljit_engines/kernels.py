@@ -65,12 +65,16 @@ class Kernels:
             if key not in self._tried:
                 return False  # a capture forbids the build that decides it
             self._uses[key] = self.adapter.use(name, key)
-        self._asked[name] = self._uses[key]
-        return self._tried[key] and name not in self.adapter.lost
+        if not (answer := self.worked(name, kind)):
+            self._count(self._uses[key], ran=False)
+        return answer
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
-        return (name, *kind) in self._tried and self.works(name, kind, self.op)
+        if not self._tried.get(key := (name, *kind), False) or name in self.adapter.lost:
+            return False
+        self._asked[name] = self._uses[key]
+        return True
 
     def working(self, names: Iterable[str]) -> list[Kind]:
         """All for which ``worked`` is true of some ops, each behind its op."""
@@ -87,9 +91,22 @@ class Kernels:
             self.found[name](*args, **kwargs)
             return True
         ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
-        if name in self._asked:
-            self._asked[name].calls += ran
+        self._count(self._asked.get(name) or self.adapter.use(name, ()), ran=ran)
         return ran
+
+    def left(self, name: str) -> None:
+        """Count a call that the engine's own code takes without a question, for ``report``."""
+        key = (name, "other calls")
+        if key not in self._uses:
+            self._uses[key] = self.adapter.use(name, key)
+            self._uses[key].why = "their options or tensors are none that the op takes"
+        self._count(self._uses[key], ran=False)
+
+    @staticmethod
+    def _count(use: Use, *, ran: bool) -> None:
+        if not torch.compiler.is_compiling():
+            use.calls += ran
+            use.own_calls += not ran
 
     def op(self, name: str) -> Op:
         """The function of an op, whose family is imported."""

@@ -15,7 +15,7 @@ from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _GATE = "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate"
 _SCORES = {"softmax": "topk_softmax", "sigmoid": "topk_sigmoid", "sqrtsoftplus": "topk_sqrtsoftplus"}
@@ -57,14 +57,10 @@ def _choose(
     **options: Any,
 ) -> Result:
     name = _SCORES.get(scoring_func, "")
-    if (
-        not args
-        and name in _used
-        and not is_batch_invariant_mode_enabled()
-        and _is_plain(options)
-        and _fits(name, scores, bias, topk)
-        and _works(name, scores, bias, topk)
-    ):
+    is_plain = not args and not is_batch_invariant_mode_enabled() and _is_plain(options)
+    if name in _used and not (is_plain and _fits(name, scores, bias, topk)):
+        left(name)
+    elif name in _used and _works(name, scores, bias, topk):
         weights = scores.new_empty((len(scores), topk), dtype=torch.float32)
         ids = scores.new_empty((len(scores), topk), dtype=torch.int32)
         renormalize = bool(options.get("renormalize", True))

@@ -12,7 +12,7 @@ from sglang.srt.layers.layernorm import Gemma3RMSNorm, Gemma4RMSNorm, GemmaRMSNo
 from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import give_backend
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -70,14 +70,17 @@ def _fits(kind: Any, used: frozenset[str], more: int) -> Callable[..., bool]:
         *rest: Any,
         **kwargs: Any,
     ) -> bool:
-        # A subclass with a forward of its own computes something else.
-        if type(self).forward_cuda is not theirs or not _is_plain(self):
-            return False
-        # SGLang gives RMSNorm also the layer whose input it shall quantise.
-        if rest or kwargs or any(one is not None for one in (residual, post_residual_addition)[more:]):
-            return False
         name = _name(self, fused=residual is not None)
-        return name in used and _matches(self.weight, x, residual) and _works(name, x)
+        if name not in used:
+            return False
+        # A subclass with a forward of its own computes something else.
+        is_plain = type(self).forward_cuda is theirs and _is_plain(self)
+        # SGLang gives RMSNorm also the layer whose input it shall quantise.
+        has_more = rest or kwargs or any(one is not None for one in (residual, post_residual_addition)[more:])
+        if has_more or not is_plain or not _matches(self.weight, x, residual):
+            left(name)
+            return False
+        return _works(name, x)
 
     return fits
 

@@ -11,7 +11,7 @@ import torch
 from sgljit_engines.kernels import Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _QUANTIZE = "sglang.kernels.ops.quantization.per_token_group_quant.per_token_group_quant"
 _OP = "per_token_group_quant_fp8"
@@ -41,14 +41,10 @@ def _quantize(
 ) -> Result:
     # An option asks for packed scales, another dtype, a fused activation, or some of the rows.
     is_plain = not args and not any(one is not None and one is not False for one in options.values())
-    if (
-        output_q is not None
-        and output_s is not None
-        and is_plain
-        and _fits(input, output_q, output_s, group_size)
-        and _works(input, group_size)
-        and ran(_OP, input, output_q, output_s, group_size)
-    ):
+    has_outputs = output_q is not None and output_s is not None
+    if not (has_outputs and is_plain and _fits(input, output_q, output_s, group_size)):
+        left(_OP)
+    elif _works(input, group_size) and ran(_OP, input, output_q, output_s, group_size):
         return output_q, output_s
     return theirs(input, output_q, output_s, group_size, *args, **options)
 

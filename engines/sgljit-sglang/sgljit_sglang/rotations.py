@@ -14,7 +14,7 @@ import torch
 from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _MODULE = "sglang.kernels.ops.attention.rope"
 _ROTATE = "apply_rope_inplace"
@@ -45,12 +45,13 @@ def _rotate(
     is_neox: bool,
     rope_dim: int = 0,
 ) -> None:
-    if not (
-        _fits(q, k, cos_sin_cache, positions, rope_dim)
-        and _works(_ROTATE, (q, k), cos_sin_cache, positions, is_neox)
-        and ran(_ROTATE, q, k, cos_sin_cache, positions, is_neox=is_neox)
+    if not _fits(q, k, cos_sin_cache, positions, rope_dim):
+        left(_ROTATE)
+    elif _works(_ROTATE, (q, k), cos_sin_cache, positions, is_neox) and ran(
+        _ROTATE, q, k, cos_sin_cache, positions, is_neox=is_neox
     ):
-        theirs(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
+        return
+    theirs(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
 
 
 def _rotate_and_store(
@@ -67,11 +68,10 @@ def _rotate_and_store(
     is_neox: bool,
     rope_dim: int = 0,
 ) -> None:
-    if (
-        _fits(q, k, cos_sin_cache, positions, rope_dim)
-        and _can_store(k, v, k_cache, v_cache, positions, out_loc)
-        and _works(_ROTATE_AND_STORE, (q, k), cos_sin_cache, positions, is_neox)
-    ):
+    fits = _fits(q, k, cos_sin_cache, positions, rope_dim)
+    if not (fits and _can_store(k, v, k_cache, v_cache, positions, out_loc)):
+        left(_ROTATE_AND_STORE)
+    elif _works(_ROTATE_AND_STORE, (q, k), cos_sin_cache, positions, is_neox):
         caches = [cache.unflatten(1, k.shape[1:]) for cache in (k_cache, v_cache)]
         arguments = (q, k, v.view(k.shape), *caches, cos_sin_cache, positions, out_loc)
         if ran(_ROTATE_AND_STORE, *arguments, is_neox=is_neox):

@@ -20,7 +20,7 @@ from sgljit_engines.errors import InexactError
 from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from . import ADAPTER
-from .kernels import ran, works
+from .kernels import INVARIANT, left, ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
 
@@ -55,6 +55,7 @@ def replace_norms(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     if envs.VLLM_BATCH_INVARIANT:
+        ADAPTER.leave(used & {"rmsnorm", "fused_add_rmsnorm"}, INVARIANT)
         return
     if "rmsnorm" in used:
         _replace("rms_norm", "rmsnorm", _normed)
@@ -115,9 +116,9 @@ def _type(argument: Any) -> str:
 
 
 def _activated(name: str, is_exact: bool, out: torch.Tensor, x: torch.Tensor) -> bool:
-    if x.dtype not in DTYPES or out.dtype != x.dtype or x.numel() == 0 or x.shape[-1] % _WHOLE:
-        return False
-    if not (x.is_contiguous() and out.is_contiguous()):
+    has_rows = x.numel() > 0 and x.shape[-1] % _WHOLE == 0 and x.is_contiguous() and out.is_contiguous()
+    if x.dtype not in DTYPES or out.dtype != x.dtype or not has_rows:
+        left(name)
         return False
 
     def trial(kernel: Op) -> None:
@@ -141,21 +142,26 @@ def _by_own(kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _normed(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
-    if weight is None or not out.is_contiguous() or not _norm_works("rmsnorm", x, weight):
+    if weight is None or not out.is_contiguous():
+        left("rmsnorm")
+        return False
+    if not _norm_works("rmsnorm", x, weight):
         return False
     rows = (-1, weight.shape[0])
     return ran("rmsnorm", x.reshape(rows), weight, out.view(rows), epsilon)
 
 
 def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
-    if weight is None or residual is x:
-        return False
     name = "fused_add_rmsnorm"
+    if weight is None or residual is x:
+        left(name)
+        return False
     return _norm_works(name, x, weight) and ran(name, x, residual, weight, epsilon)
 
 
 def _norm_works(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
     if x.dtype not in DTYPES or weight.dtype != x.dtype or x.numel() == 0:
+        left(name)
         return False
     size, device = weight.shape[0], x.device.type
 

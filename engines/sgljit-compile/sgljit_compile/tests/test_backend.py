@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import sgljit_compile
 import sgljit_engines
-from sgljit_compile import adapter, calls, inductor, ops
+from sgljit_compile import adapter, calls, inductor, ops, rewriting
+from sgljit_compile.experts import EXPERTS
 from sgljit_compile.graphs import Refused
+from sgljit_compile.records import Graph
 from sgljit_core import ops as families
 from sgljit_core.errors import ArtifactLoadError, ConfigError
 
@@ -370,6 +373,21 @@ def test_an_op_that_cannot_be_built_is_one_warning(monkeypatch, caplog):
     warnings = [record for record in caplog.records if record.levelname == "WARNING" and "sgljit" in record.name]
     assert len(warnings) == 1
     assert "runs on the engine's own code" in warnings[0].getMessage()
+
+
+def test_the_report_has_the_parts_that_kernels_of_pytorch_compute(monkeypatch):
+    monkeypatch.setattr("sgljit_engines.adapter.USES", uses := {})
+    record = Graph()
+    for why in ("", "", "its weights are not side by side"):
+        rewriting._note(record, EXPERTS, why)
+    assert record == Graph(
+        chains=Counter({EXPERTS: 2}), left=Counter({(EXPERTS, "its weights are not side by side"): 1})
+    )
+    assert [" ".join(str(use).split()) for use in uses.values()] == [
+        "sgljit-compile: grouped experts (any) runs on PyTorch's kernel of grouped experts (2 layers)",
+        "sgljit-compile: grouped experts (left) runs on the engine's own code, not PyTorch's kernel of grouped experts"
+        ": its weights are not side by side (1 call of its own code)",
+    ]
 
 
 @pytest.mark.slow

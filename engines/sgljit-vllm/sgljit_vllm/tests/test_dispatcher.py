@@ -72,3 +72,23 @@ def test_a_kernel_that_vllm_lacks_is_one_warning(schemas, request, caplog):
     (text,) = caplog.messages
     assert text.endswith(": it has no such kernel")
     assert activated("gelu_and_mul")[0, 0] != 7
+
+
+def test_the_report_has_calls_that_an_op_is_not_asked_for(dispatcher):
+    dispatcher.replace_activations(ALL)
+    dispatcher.replace_norms(ALL)
+    out = torch.full((3, 12), torch.nan)
+    torch.ops._C.silu_and_mul(out, torch.ones(3, 24))  # no whole loads
+    torch.ops._C.rms_norm(out, torch.ones(3, 12), None, 1e-6)
+    torch.ops._C.fused_add_rms_norm(out, torch.ones(3, 12), torch.ones(12).half(), 1e-6)
+    assert (out == 7).all()
+    found = [(use.op, use.kind, use.calls, use.own_calls) for use in report()]
+    assert found == [(op, "other calls", 0, 1) for op in ("silu_and_mul", "rmsnorm", "fused_add_rmsnorm")]
+
+
+def test_the_report_says_that_norms_are_vllms_in_batch_invariant_mode(dispatcher, monkeypatch):
+    monkeypatch.setattr(dispatcher.envs, "VLLM_BATCH_INVARIANT", True)
+    dispatcher.replace_norms(ALL)
+    assert {(use.op, use.why) for use in report()} == {
+        (op, "VLLM_BATCH_INVARIANT asks for vLLM's own") for op in ("rmsnorm", "fused_add_rmsnorm")
+    }
