@@ -123,6 +123,28 @@ def test_bits_that_are_not_proven_are_no_failure(value, monkeypatch, no_uses, sa
     assert all(level == "INFO" for level, _ in say())
 
 
+BY_NAME = {
+    None: NORMS,
+    "on": NORMS,
+    "strict": NORMS,
+    "-rmsnorm": {"fused_add_rmsnorm"},
+    "activation": ACTIVATIONS,
+    "norm,activation.silu_and_mul": {*NORMS, "silu_and_mul"},
+    "norm,activation,-silu_and_mul": {*NORMS},
+    "exact": {"silu_and_mul"},
+}
+
+
+@pytest.mark.parametrize(("value", "expected"), BY_NAME.items())
+def test_an_op_that_nobody_measured_as_faster_is_used_where_it_is_named(value, expected, monkeypatch):
+    if value:
+        monkeypatch.setenv("SGLJIT_ENGINES", value)
+    one = adapter(by_name=frozenset(ACTIVATIONS), exact_ops=frozenset({"silu_and_mul"}))
+    assert one.start() == frozenset(expected)
+    if value == "on":
+        assert one.why_not("silu_and_mul").startswith("it is used only where SGLJIT_ENGINES names it, as nobody")
+
+
 @pytest.mark.parametrize("value", ["off", "gelu_and_mul", "-norm,-activation"])
 def test_nothing_is_a_line_once(value, monkeypatch, say):
     monkeypatch.setenv("SGLJIT_ENGINES", value)

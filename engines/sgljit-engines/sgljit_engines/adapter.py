@@ -39,6 +39,7 @@ class Adapter:
         ops: by family the ops that the adapter can use, each with the name of what it replaces there:
             ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
         exact_ops: those that can give the bits of the engine's own code; no others with ``SGLJIT_ENGINES=exact``.
+        by_name: those that are used only if ``SGLJIT_ENGINES`` names them or is exact: nobody measured them as faster.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
         is_early: the engine sets up its log after it has loaded the adapter.
     """
@@ -47,6 +48,7 @@ class Adapter:
     engine: Mapping[str, str]
     ops: Mapping[str, Mapping[str, str]]
     exact_ops: frozenset[str] = frozenset()
+    by_name: frozenset[str] = frozenset()
     logger: str = "sgljit"
     is_early: bool = False
     lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is out of use
@@ -71,7 +73,9 @@ class Adapter:
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
         value, modes = _setting()
-        used = self._choose("SGLJIT_ENGINES", value) & self._choose("ops", ops)
+        parts = frozenset(self.parts)
+        measured = parts if "exact" in modes else parts - self.by_name
+        used = self._choose("SGLJIT_ENGINES", value, measured) & self._choose("ops", ops, parts)
         if "exact" in modes:
             used &= self.exact_ops
             value += ",exact"
@@ -211,6 +215,8 @@ class Adapter:
         """Why an op is not among those that ``start`` gives."""
         if self.exact and op not in self.exact_ops:
             return "SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code"
+        if op in self.by_name:
+            return "it is used only where SGLJIT_ENGINES names it, as nobody measured that it is faster"
         return "switched off"
 
     @property
@@ -245,11 +251,11 @@ class Adapter:
     def _tell(self) -> None:
         self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
 
-    def _choose(self, source: str, value: str) -> frozenset[str]:
-        """The ops that ``on``, ``off`` or a list allows: those it names, of all if it only takes some away."""
+    def _choose(self, source: str, value: str, on: frozenset[str]) -> frozenset[str]:
+        """The ops that ``on``, ``off`` or a list allows: those it names, or ``on`` if it only takes some away."""
         words = [word.strip() for word in value.lower().split(",")]
         if words in (["on"], ["off"]):
-            return frozenset(self.parts if words == ["on"] else ())
+            return on if words == ["on"] else frozenset()
         chosen: dict[bool, set[str]] = {True: set(), False: set()}
         for word in words:
             name = word.removeprefix("-")
@@ -261,7 +267,7 @@ class Adapter:
                     f"front if it is switched off; got {value!r}. No adapter has {name!r}; there are {', '.join(known)}"
                 )
             chosen[word == name] |= found
-        return frozenset(self.parts if all(word[0] == "-" for word in words) else chosen[True]) - chosen[False]
+        return (on if all(word[0] == "-" for word in words) else frozenset(chosen[True])) - chosen[False]
 
     def named(self, name: str) -> set[str]:
         """The ops that a name stands for: that of a family, of an op, or FAMILY.OP."""

@@ -29,6 +29,7 @@ ADAPTER = Adapter(
         },
     },
     exact_ops=frozenset({"silu_and_mul"}),
+    by_name=frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}),
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
     is_early=True,
 )
