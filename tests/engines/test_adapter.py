@@ -123,6 +123,16 @@ def test_bits_that_are_not_proven_are_no_failure(value, monkeypatch, no_uses, sa
     assert all(level == "INFO" for level, _ in say())
 
 
+def test_another_name_of_the_variable_is_one_warning_that_names_the_right_one(monkeypatch, say):
+    monkeypatch.setenv("SGLJIT_OPS", "norm,-activation.silu_and_mul")
+    one = adapter()
+    for _ in range(2):
+        assert one.start() == ALL
+    ((level, text),) = say()
+    assert level == "WARNING"
+    assert text.endswith("reads no SGLJIT_OPS: set SGLJIT_ENGINES=norm,-activation.silu_and_mul instead")
+
+
 BY_NAME = {
     None: NORMS,
     "on": NORMS,

@@ -72,6 +72,8 @@ class Adapter:
             ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
+        if other := os.environ.get("SGLJIT_OPS", "").strip():
+            self.say_once(logging.WARNING, "engine_setting", f"reads no SGLJIT_OPS: set SGLJIT_ENGINES={other} instead")
         value, modes = _setting()
         parts = frozenset(self.parts)
         measured = parts if "exact" in modes else parts - self.by_name
