@@ -505,10 +505,15 @@ def test_a_build_that_a_capture_forbids_is_attempted_again_after_it(monkeypatch)
         one.attempt_once("rmsnorm", forbidden, answers, 128)
 
 
-def test_strict_raises_the_failure(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [errors.InvalidBuildError("broken build"), errors.TensorMatchError("rank 5"), errors.CaptureError("op", "why")],
+)
+def test_strict_raises_what_kept_an_op_from_running(error, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(errors.InvalidBuildError, match="broken build"):
-        adapter().attempt("rmsnorm", lambda: fail(errors.InvalidBuildError("broken build")))
+    with pytest.raises(type(error)) as caught:
+        adapter().attempt("rmsnorm", lambda: fail(error))
+    assert caught.value is error
 
 
 @pytest.mark.parametrize("error", [IndexError("index 7"), KeyboardInterrupt(), RuntimeError("CUDA error")])
