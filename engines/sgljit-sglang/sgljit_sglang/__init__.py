@@ -68,7 +68,7 @@ def register() -> None:
 
     Raises:
         SystemExit: ``SGLJIT_ENGINES`` or ``SGLJIT_SHADOW`` cannot be read; or SGLang is not one that was tested, with
-            ``strict``. Of an ``Exception`` SGLang writes a line, and serves without the adapter.
+            ``strict``. SGLang logs an ``Exception`` of a plugin, and serves without the adapter.
     """
     try:
         _put()

@@ -99,7 +99,7 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
 
 
 def _differs(kernel: str) -> str:
-    """What is not as ours expects it in the schema of a kernel; "" if nothing is."""
+    """Why ours cannot take the arguments of a kernel, with its schema; "" if it can."""
     packet = getattr(torch.ops._C, kernel, None)  # noqa: SLF001 - vLLM's name for its kernels
     if packet is None:
         return "it has no such kernel"
