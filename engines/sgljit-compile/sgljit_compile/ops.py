@@ -105,7 +105,9 @@ def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: in
         most: the rows of a tensor that has more, or whose number is not known. By default a GPU gets as many rows as
             the graph has, or few and many where their number is not known: a graph cannot do without the op later.
     """
-    signature = tuple((name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items())
+    signature: tuple[Any, ...] = tuple(
+        (name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items()
+    )
     call = functools.partial(_try, op, arguments, most)
     rows = arguments.get("q", next(x for x in arguments.values() if isinstance(x, torch.Tensor)))
     if most == _ROWS and rows.device.type in _BY_ROWS:

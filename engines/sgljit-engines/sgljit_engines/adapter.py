@@ -1,7 +1,7 @@
 """Which ops does an adapter put into its engine, and what happens when one of them cannot be built?
 
-The engine's own code runs then, and beside an untested engine. ``SGLJIT_ENGINES=strict`` makes an error of either, and of
-a tensor that an op refuses.
+The engine's own code runs then, and beside an untested engine. ``SGLJIT_ENGINES=strict`` makes an error of either, and
+of a tensor that an op refuses.
 """
 
 from __future__ import annotations

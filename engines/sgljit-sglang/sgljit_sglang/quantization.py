@@ -41,8 +41,7 @@ def _quantize(
 ) -> Result:
     # An option asks for packed scales, another dtype, a fused activation, or some of the rows.
     is_plain = not args and not any(one is not None and one is not False for one in options.values())
-    has_outputs = output_q is not None and output_s is not None
-    if not (has_outputs and is_plain and _fits(input, output_q, output_s, group_size)):
+    if output_q is None or output_s is None or not is_plain or not _fits(input, output_q, output_s, group_size):
         left(_OP)
     elif _works(input, group_size) and ran(_OP, input, output_q, output_s, group_size):
         return output_q, output_s
