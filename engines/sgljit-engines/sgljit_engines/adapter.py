@@ -40,8 +40,8 @@ class Adapter:
         ops: by family the ops that the adapter can use, each with the name of what it replaces there:
             ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
         exact_ops: those that can give the bits of the engine's own code; no others with ``SGLJIT_ENGINES=exact``.
-        by_name: those that are used only if ``SGLJIT_ENGINES`` names them or is exact: nobody measured them as faster.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
+        by_name: ops that are used only if ``SGLJIT_ENGINES`` names them or is exact: nobody measured them as faster.
         is_early: the engine sets up its log after it has loaded the adapter.
     """
 
@@ -49,8 +49,8 @@ class Adapter:
     engine: Mapping[str, str]
     ops: Mapping[str, Mapping[str, str]]
     exact_ops: frozenset[str] = frozenset()
-    by_name: frozenset[str] = frozenset()
     logger: str = "sgljit"
+    by_name: frozenset[str] = frozenset()
     is_early: bool = False
     lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is out of use
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ

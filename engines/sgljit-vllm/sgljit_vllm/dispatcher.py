@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.operator_schemas import get_signature_for_torch_op
 from vllm import envs
 from vllm.platforms import current_platform
 
@@ -23,6 +24,8 @@ from . import ADAPTER
 from .kernels import INVARIANT, left, ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
+
+_KERNELS = "_C"  # vLLM's name for them
 
 # By kernel, the types of its arguments, with "!" where it writes; nothing is returned. Ours are called with these.
 _ACTIVATION = ["Tensor!", "Tensor"]
@@ -73,7 +76,7 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
         ADAPTER.say_once(logging.WARNING, "engine_conflict", f"leaves {kernel} to {ADAPTER.versions()}: {reason}")
         ADAPTER.leave([op], reason)
         return
-    theirs = torch.library.get_kernel(f"_C::{kernel}", device)
+    theirs = torch.library.get_kernel(f"{_KERNELS}::{kernel}", device)
 
     def call(keys: Any, *args: Any) -> None:
         if not ours(*args):
@@ -92,7 +95,7 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
 
     shadow = ADAPTER.shadowed(op, seam)
     ours_before_theirs = exact if ADAPTER.exact else compared if ADAPTER.shadow else call
-    _libraries[kernel] = torch.library.Library("_C", "IMPL")
+    _libraries[kernel] = torch.library.Library(_KERNELS, "IMPL")
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         _libraries[kernel].impl(kernel, ours_before_theirs, device, with_keyset=True, allow_override=True)
@@ -100,10 +103,11 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
 
 def _differs(kernel: str) -> str:
     """Why ours cannot take the arguments of a kernel, with its schema; "" if it can."""
-    packet = getattr(torch.ops._C, kernel, None)  # noqa: SLF001 - vLLM's name for its kernels
+    packet = getattr(getattr(torch.ops, _KERNELS), kernel, None)
     if packet is None:
         return "it has no such kernel"
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]  # noqa: SLF001
+    signatures: Any = get_signature_for_torch_op(packet, return_schemas=True)
+    schemas = signatures[1]
     found = [_type(argument) for argument in schemas[0].arguments]
     if len(schemas) == 1 and found == _ARGUMENTS[kernel] and not schemas[0].returns:
         return ""

@@ -15,10 +15,15 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, re
 ALL = frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "rmsnorm", "fused_add_rmsnorm"})
 
 
+def kernel_of(name: str, namespace: str = "_C"):
+    """A kernel of vLLM."""
+    return getattr(getattr(torch.ops, namespace), name)
+
+
 def activated(kernel: str = "silu_and_mul", *more: object) -> torch.Tensor:
     """The result of a kernel of vLLM for gates of 1 and a second half of 2."""
     out = torch.full((3, 16), torch.nan)
-    getattr(torch.ops._C, kernel)(out, torch.cat([torch.ones(3, 16), torch.full((3, 16), 2.0)], -1), *more)
+    kernel_of(kernel)(out, torch.cat([torch.ones(3, 16), torch.full((3, 16), 2.0)], -1), *more)
     return out
 
 
@@ -27,11 +32,11 @@ def test_kernels_of_activations_and_norms_run_on_ours(dispatcher):
     dispatcher.replace_norms(ALL)
     torch.testing.assert_close(activated(), torch.full((3, 16), 2 * torch.sigmoid(torch.tensor(1.0)).item()))
     x, out, weight = torch.randn(3, 64), torch.full((3, 64), torch.nan), torch.rand(64)
-    torch.ops._C.rms_norm(out, x, weight, 1e-6)
+    kernel_of("rms_norm")(out, x, weight, 1e-6)
     expected = torch.nn.functional.rms_norm(x.double(), (64,), weight.double(), 1e-6)
     torch.testing.assert_close(out, expected.float())
     residual, total = torch.randn(3, 64), x.clone()
-    torch.ops._C.fused_add_rms_norm(total, residual, weight, 1e-6)
+    kernel_of("fused_add_rms_norm")(total, residual, weight, 1e-6)
     expected = torch.nn.functional.rms_norm(residual.double(), (64,), weight.double(), 1e-6)
     torch.testing.assert_close(total, expected.float())
 
@@ -78,9 +83,9 @@ def test_the_report_has_calls_that_an_op_is_not_asked_for(dispatcher):
     dispatcher.replace_activations(ALL)
     dispatcher.replace_norms(ALL)
     out = torch.full((3, 12), torch.nan)
-    torch.ops._C.silu_and_mul(out, torch.ones(3, 24))  # no whole loads
-    torch.ops._C.rms_norm(out, torch.ones(3, 12), None, 1e-6)
-    torch.ops._C.fused_add_rms_norm(out, torch.ones(3, 12), torch.ones(12).half(), 1e-6)
+    kernel_of("silu_and_mul")(out, torch.ones(3, 24))  # no whole loads
+    kernel_of("rms_norm")(out, torch.ones(3, 12), None, 1e-6)
+    kernel_of("fused_add_rms_norm")(out, torch.ones(3, 12), torch.ones(12).half(), 1e-6)
     assert (out == 7).all()
     found = [(use.op, use.kind, use.calls, use.own_calls) for use in report()]
     assert found == [(op, "other calls", 0, 1) for op in ("silu_and_mul", "rmsnorm", "fused_add_rmsnorm")]
