@@ -268,7 +268,10 @@ def fail(error: Exception):
     raise error
 
 
-@pytest.mark.parametrize("error", [errors.InvalidBuildError("broken build"), OSError("no descriptor")])
+@pytest.mark.parametrize(
+    "error",
+    [errors.InvalidBuildError("broken build"), OSError("no descriptor"), errors.NoTargetError("no kernel fits sm_50")],
+)
 def test_a_failure_is_one_warning_and_the_op_is_not_tried_again(error, say):
     one = adapter()
     calls = []

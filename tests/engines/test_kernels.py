@@ -102,6 +102,12 @@ def test_a_graph_is_without_an_op_that_was_lost_before_or_after_it_was_compiled(
         torch.testing.assert_close(graph(x), gate * 100)
 
 
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch):
+    """A torch without CUDA cannot be asked."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
 def tried(size: int, device: str, fail=lambda rows: None) -> list[int]:
     """For how many rows an op is called."""
     numbers = []
@@ -116,6 +122,11 @@ def test_an_op_is_tried_with_few_rows_and_many_on_a_gpu_alone():
     assert numbers[:6] == [1, 2, 3, 4, 5, 7]
     assert all(after <= before * 1.25 + 1 for before, after in itertools.pairwise(numbers))
     assert 0.8 * (1 << 24) < 4096 * numbers[-1] <= 1 << 24
+
+
+def test_a_cuda_graph_gets_one_call_of_a_trial(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert tried(4096, "cuda") == [1]
 
 
 def test_kernels_that_cannot_be_tried_are_left_to_their_first_calls():

@@ -29,9 +29,9 @@ def try_rows(call: Callable[[int], object], size: int, device: str) -> None:
     The next number is a quarter larger, and a kernel serves a wider range. Two sorts are left to their first calls:
     kernels for more rows than there is memory for, and those that nobody prepared where nothing may be compiled.
     """
-    rows = 1
+    rows, depends = 1, device == "cuda" and not torch.cuda.is_current_stream_capturing()  # a graph would keep the calls
     with contextlib.suppress(torch.OutOfMemoryError):
-        while rows == 1 or (device == "cuda" and rows * size <= MOST_ELEMENTS):
+        while rows == 1 or (depends and rows * size <= MOST_ELEMENTS):
             is_prepared = rows <= _PREPARED_ROWS
             with contextlib.nullcontext() if is_prepared else contextlib.suppress(CompileForbiddenError):
                 call(rows)
