@@ -123,6 +123,38 @@ def test_bits_that_are_not_proven_are_no_failure(value, monkeypatch, no_uses, sa
     assert all(level == "INFO" for level, _ in say())
 
 
+def test_another_name_of_the_variable_is_one_warning_that_names_the_right_one(monkeypatch, say):
+    monkeypatch.setenv("SGLJIT_OPS", "norm,-activation.silu_and_mul")
+    one = adapter()
+    for _ in range(2):
+        assert one.start() == ALL
+    ((level, text),) = say()
+    assert level == "WARNING"
+    assert text.endswith("reads no SGLJIT_OPS: set SGLJIT_ENGINES=norm,-activation.silu_and_mul instead")
+
+
+BY_NAME = {
+    None: NORMS,
+    "on": NORMS,
+    "strict": NORMS,
+    "-rmsnorm": {"fused_add_rmsnorm"},
+    "activation": ACTIVATIONS,
+    "norm,activation.silu_and_mul": {*NORMS, "silu_and_mul"},
+    "norm,activation,-silu_and_mul": {*NORMS},
+    "exact": {"silu_and_mul"},
+}
+
+
+@pytest.mark.parametrize(("value", "expected"), BY_NAME.items())
+def test_an_op_that_nobody_measured_as_faster_is_used_where_it_is_named(value, expected, monkeypatch):
+    if value:
+        monkeypatch.setenv("SGLJIT_ENGINES", value)
+    one = adapter(by_name=frozenset(ACTIVATIONS), exact_ops=frozenset({"silu_and_mul"}))
+    assert one.start() == frozenset(expected)
+    if value == "on":
+        assert one.why_not("silu_and_mul").startswith("it is used only where SGLJIT_ENGINES names it, as nobody")
+
+
 @pytest.mark.parametrize("value", ["off", "gelu_and_mul", "-norm,-activation"])
 def test_nothing_is_a_line_once(value, monkeypatch, say):
     monkeypatch.setenv("SGLJIT_ENGINES", value)
@@ -155,6 +187,20 @@ def test_what_a_log_did_not_take_yet_is_said_when_it_does(caplog, monkeypatch):
     for _ in range(2):
         one.start()
     assert len(caplog.messages) == 1
+
+
+def test_an_adapter_that_is_loaded_before_the_log_is_set_up_says_it_later(caplog, monkeypatch):
+    later = []
+    monkeypatch.setattr("sgljit_engines.adapter._later", lambda *call: later.append(call))
+    one = adapter(is_early=True)
+    for text in ("first", "second", "first"):
+        one.say_once(logging.INFO, "engine_off", text)
+    assert (caplog.messages, len(later)) == ([], 2)
+    caplog.set_level(logging.INFO)
+    one.say_once(logging.INFO, "engine_off", "first")
+    for say, *args in later:
+        say(*args)
+    assert [text.rpartition(" ")[2] for text in caplog.messages] == ["first", "second"]
 
 
 UNSUPPORTED = {
@@ -222,7 +268,10 @@ def fail(error: Exception):
     raise error
 
 
-@pytest.mark.parametrize("error", [errors.InvalidBuildError("broken build"), OSError("no descriptor")])
+@pytest.mark.parametrize(
+    "error",
+    [errors.InvalidBuildError("broken build"), OSError("no descriptor"), errors.NoTargetError("no kernel fits sm_50")],
+)
 def test_a_failure_is_one_warning_and_the_op_is_not_tried_again(error, say):
     one = adapter()
     calls = []
@@ -459,10 +508,15 @@ def test_a_build_that_a_capture_forbids_is_attempted_again_after_it(monkeypatch)
         one.attempt_once("rmsnorm", forbidden, answers, 128)
 
 
-def test_strict_raises_the_failure(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [errors.InvalidBuildError("broken build"), errors.TensorMatchError("rank 5"), errors.CaptureError("op", "why")],
+)
+def test_strict_raises_what_kept_an_op_from_running(error, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(errors.InvalidBuildError, match="broken build"):
-        adapter().attempt("rmsnorm", lambda: fail(errors.InvalidBuildError("broken build")))
+    with pytest.raises(type(error)) as caught:
+        adapter().attempt("rmsnorm", lambda: fail(error))
+    assert caught.value is error
 
 
 @pytest.mark.parametrize("error", [IndexError("index 7"), KeyboardInterrupt(), RuntimeError("CUDA error")])

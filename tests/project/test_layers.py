@@ -54,8 +54,9 @@ def test_the_three_distributions_stay_small():
     lines = {package: lines_of(code.ROOT / package).total() for package in packages}
     assert min(lines.values()) > 0
     # 12,000, and what came later: the comparison of ops with engines, the kit and doctor of a release, what
-    # observes a process on a bad day, and compilers for AMD.
-    assert sum(lines.values()) <= 13763, lines
+    # observes a process on a bad day, compilers for AMD, and what adapters share: trials with few rows and many, counts
+    # of the engine's own calls, ops that are used only by name, and what is said when an engine's log is set up.
+    assert sum(lines.values()) <= 13820, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

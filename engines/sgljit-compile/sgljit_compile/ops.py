@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from sgljit_core import ops as families
 from sgljit_core.errors import SgljitError, TensorMatchError
+from sgljit_engines.kernels import MOST_ELEMENTS, try_rows
 
 from .adapter import ADAPTER, FAMILIES
 from .graphs import Refused, is_known
@@ -45,6 +47,7 @@ _EMPTY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 _ROWS = 64  # of the tensors that an op is tried on
+_BY_ROWS = {"cuda"}  # devices where the number of rows chooses the kernel
 
 _answers: dict[tuple[Any, ...], dict[Any, bool]] = {}
 
@@ -99,10 +102,17 @@ def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: in
         op: the op.
         kind: what ``report`` calls such tensors.
         arguments: of the op. The tensors it is called with are new and hold zeros.
-        most: the rows of a tensor that has more, or whose number is not known.
+        most: the rows of a tensor that has more, or whose number is not known. By default a GPU gets as many rows as
+            the graph has, or few and many where their number is not known: a graph cannot do without the op later.
     """
-    signature = tuple((name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items())
+    signature: tuple[Any, ...] = tuple(
+        (name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items()
+    )
     call = functools.partial(_try, op, arguments, most)
+    rows = arguments.get("q", next(x for x in arguments.values() if isinstance(x, torch.Tensor)))
+    if most == _ROWS and rows.device.type in _BY_ROWS:
+        call = functools.partial(_try_all, op, arguments, rows)
+        signature += (rows.shape[0] if is_known(rows.shape[0]) else None,)
     return ADAPTER.attempt_once(op, call, _answers.setdefault(signature, {}), (op, *kind))
 
 
@@ -124,6 +134,23 @@ def _strides(x: torch.Tensor, most: int) -> list[int]:
         strides.insert(0, step)
         step *= size
     return strides
+
+
+def _try_all(op: str, arguments: Mapping[str, Any], like: torch.Tensor) -> None:
+    """``_try`` with as many rows as a tensor has, or with few and many."""
+    tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
+
+    def elements(rows: int) -> int:
+        return max(math.prod(_sizes(x, rows)) for x in tensors)
+
+    def call(rows: int) -> None:
+        if rows == 1 or elements(rows) <= MOST_ELEMENTS:
+            _try(op, arguments, rows)
+
+    if all(is_known(size) for x in tensors for size in x.shape):
+        call(max(1, min(like.shape[0], MOST_ELEMENTS // max(1, elements(1)))))
+    else:
+        try_rows(call, 1, like.device.type)
 
 
 def _try(op: str, arguments: Mapping[str, Any], most: int) -> None:

@@ -132,16 +132,16 @@ def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph
     for part, node in attention.parts(graph):
         tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
         if tensor.device.type in devices and attention.group(graph, part, node, masks):
-            record.chains[part] += 1
+            _note(record, part)
 
 
 def _sinks(graph: fx.Graph, one: sinks.Sinks, masks: attention.Masks, record: Graph) -> None:
     try:
         sinks.fuse(graph, one, masks)
     except Refused as refused:
-        record.left[sinks.SINKS, str(refused)] += 1
+        _note(record, sinks.SINKS, str(refused))
     else:
-        record.chains[sinks.SINKS] += 1
+        _note(record, sinks.SINKS)
 
 
 def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
@@ -162,9 +162,9 @@ def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
         try:
             experts.fuse(graph, one, orders)
         except Refused as refused:
-            record.left[experts.EXPERTS, str(refused)] += 1
+            _note(record, experts.EXPERTS, str(refused))
         else:
-            record.chains[experts.EXPERTS] += 1
+            _note(record, experts.EXPERTS)
 
 
 def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
@@ -179,6 +179,18 @@ def _routings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph)
     for one in routing.routings(graph):
         fuse = functools.partial(routing.fuse, graph, one)
         _put(ops, record, ROUTING, routing.kind_of(one), one.gates, fuse)
+
+
+def _note(record: Graph, part: str, why: str = "") -> None:
+    """Let the record and ``report`` say that a kernel of PyTorch computes a part of a graph, or why it is left."""
+    use = ADAPTER.use(f"PyTorch's kernel of {part}", "left" if why else (), part)
+    if why:
+        record.left[part, why] += 1
+        use.why = why
+        use.own_calls += 1
+    else:
+        record.chains[part] += 1
+        use.layers += 1
 
 
 def _put(

@@ -1,6 +1,7 @@
 """Which ops does an adapter put into its engine, and what happens when one of them cannot be built?
 
-The engine's own code runs then, and beside an untested engine. ``SGLJIT_ENGINES=strict`` makes an error of either.
+The engine's own code runs then, and beside an untested engine. ``SGLJIT_ENGINES=strict`` makes an error of either, and
+of a tensor that an op refuses.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Adapter:
             ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
         exact_ops: those that can give the bits of the engine's own code; no others with ``SGLJIT_ENGINES=exact``.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
+        by_name: ops that are used only if ``SGLJIT_ENGINES`` names them or is exact: nobody measured them as faster.
+        is_early: the engine sets up its log after it has loaded the adapter.
     """
 
     distribution: str
@@ -47,7 +50,9 @@ class Adapter:
     ops: Mapping[str, Mapping[str, str]]
     exact_ops: frozenset[str] = frozenset()
     logger: str = "sgljit"
-    _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
+    by_name: frozenset[str] = frozenset()
+    is_early: bool = False
+    lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is out of use
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
     _waiting: list[threading.Timer] = field(default_factory=list, init=False, repr=False)  # for the line after warm-up
@@ -68,8 +73,12 @@ class Adapter:
             ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
+        if other := os.environ.get("SGLJIT_OPS", "").strip():
+            self.say_once(logging.WARNING, "engine_setting", f"reads no SGLJIT_OPS: set SGLJIT_ENGINES={other} instead")
         value, modes = _setting()
-        used = self._choose("SGLJIT_ENGINES", value) & self._choose("ops", ops)
+        parts = frozenset(self.parts)
+        measured = parts if "exact" in modes else parts - self.by_name
+        used = self._choose("SGLJIT_ENGINES", value, measured) & self._choose("ops", ops, parts)
         if "exact" in modes:
             used &= self.exact_ops
             value += ",exact"
@@ -120,7 +129,7 @@ class Adapter:
                 return False
             answers[key] = works
             use, now = self.use(op, key), stats()
-            use.why = "" if works else self._lost.get(op, self._inexact.pop(op, "the op does not take it"))
+            use.why = "" if works else self.lost.get(op, self._inexact.pop(op, "the op does not take it"))
             use.seconds += now.seconds - before.seconds
             family = next(family for family, ops in self.ops.items() if op in ops)
             earlier = variants(before.loads, (), family)
@@ -129,15 +138,15 @@ class Adapter:
             self._tell_when_quiet()
         return answers[key]
 
-    def use(self, op: str, key: Hashable) -> Use:
-        """The entry of ``report`` for a kind of call. The adapter may change it."""
+    def use(self, op: str, key: Hashable, part: str = "") -> Use:
+        """The entry of ``report`` for a kind of call, of the op's part or of one without an op. It may be changed."""
         parts = (part for part in (key if isinstance(key, tuple) else (key,)) if part != op)
         kind = " ".join(str(part).removeprefix("torch.") for part in parts) or "any"
-        return USES.setdefault((self.distribution, op, kind), Use(self.distribution, self.parts[op], kind, op))
+        return USES.setdefault((self.distribution, op, kind), Use(self.distribution, part or self.parts[op], kind, op))
 
     def _works(self, op: str, call: Callable[[], object]) -> bool | None:
         """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""
-        if op in self._lost:
+        if op in self.lost:
             return False
         try:
             call()
@@ -151,8 +160,8 @@ class Adapter:
             if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
             cause = f"{type(error).__name__}: {getattr(error, 'cause', error)}"
-            was_said = cause in self._lost.values()  # a broken compiler fails all ops
-            self._lost[op] = cause
+            was_said = cause in self.lost.values()  # a broken compiler fails all ops
+            self.lost[op] = cause
             for use in (use for use in USES.values() if (use.adapter, use.op) == (self.distribution, op)):
                 use.why = cause
             text = (
@@ -209,6 +218,8 @@ class Adapter:
         """Why an op is not among those that ``start`` gives."""
         if self.exact and op not in self.exact_ops:
             return "SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code"
+        if op in self.by_name:
+            return "it is used only where SGLJIT_ENGINES names it, as nobody measured that it is faster"
         return "switched off"
 
     @property
@@ -226,10 +237,11 @@ class Adapter:
         log.log(level, event, f"{self._name()} {text}", self.logger, adapter=self.distribution, **data)
 
     def say_once(self, level: int, event: str, text: str) -> None:
-        """``say``, once in a process. A text of a level that the log does not take now may be said later."""
-        if text not in self._said and logging.getLogger(self.logger).isEnabledFor(level):
+        """``say``, once in a process; later where the log does not take the level, if it does then."""
+        takes = logging.getLogger(self.logger).isEnabledFor(level)
+        if text not in self._said and (takes or self.is_early):
             self._said.add(text)
-            self.say(level, event, text)
+            self.say(level, event, text) if takes else _later(self.say, level, event, text)
 
     def _tell_when_quiet(self) -> None:
         """Log what runs, after ``QUIET_SECONDS`` without a new kind of call: CUDA graphs make no calls to count."""
@@ -237,20 +249,16 @@ class Adapter:
             return
         for timer in self._waiting:
             timer.cancel()
-        timer = threading.Timer(QUIET_SECONDS, self._tell)
-        timer.daemon = True
-        self._waiting[:] = [timer]
-        with contextlib.suppress(RuntimeError):  # no thread is left
-            timer.start()
+        self._waiting[:] = [_later(self._tell)]
 
     def _tell(self) -> None:
         self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
 
-    def _choose(self, source: str, value: str) -> frozenset[str]:
-        """The ops that ``on``, ``off`` or a list allows: those it names, of all if it only takes some away."""
+    def _choose(self, source: str, value: str, on: frozenset[str]) -> frozenset[str]:
+        """The ops that ``on``, ``off`` or a list allows: those it names, or ``on`` if it only takes some away."""
         words = [word.strip() for word in value.lower().split(",")]
         if words in (["on"], ["off"]):
-            return frozenset(self.parts if words == ["on"] else ())
+            return on if words == ["on"] else frozenset()
         chosen: dict[bool, set[str]] = {True: set(), False: set()}
         for word in words:
             name = word.removeprefix("-")
@@ -262,7 +270,7 @@ class Adapter:
                     f"front if it is switched off; got {value!r}. No adapter has {name!r}; there are {', '.join(known)}"
                 )
             chosen[word == name] |= found
-        return frozenset(self.parts if all(word[0] == "-" for word in words) else chosen[True]) - chosen[False]
+        return (on if all(word[0] == "-" for word in words) else frozenset(chosen[True])) - chosen[False]
 
     def named(self, name: str) -> set[str]:
         """The ops that a name stands for: that of a family, of an op, or FAMILY.OP."""
@@ -284,6 +292,14 @@ class Adapter:
             f"{engine} {version} is installed, and it was tested with {engine}{tested}. Install such a version of "
             f"{engine}, or a release of {self.distribution} for {engine} {version}"
         )
+
+
+def _later(function: Callable[..., object], *args: object) -> threading.Timer:
+    timer = threading.Timer(QUIET_SECONDS, function, args)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread is left
+        timer.start()
+    return timer
 
 
 def _setting() -> tuple[str, set[str]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from sgljit_core import ops
+from sgljit_core.errors import CompileForbiddenError
 
 from .adapter import Adapter
 from .uses import Use
@@ -16,6 +18,24 @@ Op = Callable[..., Any]
 Kind = tuple[Any, ...]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # those of most ops
+
+MOST_ELEMENTS = 1 << 24  # no chip has room for so many at a time
+_PREPARED_ROWS = 1 << 14  # tokens that `sgljit prepare` builds for
+
+
+def try_rows(call: Callable[[int], object], size: int, device: str) -> None:
+    """Call an op with 1, 2, 3, 4, 5, 7, ... rows of a size: on a GPU their number chooses the kernel.
+
+    The next number is a quarter larger, and a kernel serves a wider range. Two sorts are left to their first calls:
+    kernels for more rows than there is memory for, and those that nobody prepared where nothing may be compiled.
+    """
+    rows, depends = 1, device == "cuda" and not torch.cuda.is_current_stream_capturing()  # a graph would keep the calls
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while rows == 1 or (depends and rows * size <= MOST_ELEMENTS):
+            is_prepared = rows <= _PREPARED_ROWS
+            with contextlib.nullcontext() if is_prepared else contextlib.suppress(CompileForbiddenError):
+                call(rows)
+            rows += (rows + 3) // 4
 
 
 class Kernels:
@@ -31,6 +51,8 @@ class Kernels:
     def works(self, name: str, kind: Kind, trial: Callable[[Op], object]) -> bool:
         """Whether an op may be used for a kind of call; the first question imports its family and builds its kernels.
 
+        It may not after it was lost, and graphs that are compiled from then on are without it.
+
         Args:
             kind: what the op's kernels depend on.
             trial: calls the op that it is given, on tensors of its own.
@@ -43,16 +65,16 @@ class Kernels:
             if key not in self._tried:
                 return False  # a capture forbids the build that decides it
             self._uses[key] = self.adapter.use(name, key)
-        self._asked[name] = self._uses[key]
-        return self._tried[key]
+        if not (answer := self.worked(name, kind)):
+            self._count(self._uses[key], ran=False)
+        return answer
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
-        key = (name, *kind)
-        if not self._tried.get(key, False):
+        if not self._tried.get(key := (name, *kind), False) or name in self.adapter.lost:
             return False
         self._asked[name] = self._uses[key]
-        return self.adapter.attempt(name, lambda: None)
+        return True
 
     def working(self, names: Iterable[str]) -> list[Kind]:
         """All for which ``worked`` is true of some ops, each behind its op."""
@@ -64,12 +86,27 @@ class Kernels:
         A kernel also depends on what ``works`` does not ask for, such as strides or the number of tokens.
         """
         if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
+            if name in self.adapter.lost:
+                return False
             self.found[name](*args, **kwargs)
             return True
         ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
-        if name in self._asked:
-            self._asked[name].calls += ran
+        self._count(self._asked.get(name) or self.adapter.use(name, ()), ran=ran)
         return ran
+
+    def left(self, name: str) -> None:
+        """Count a call that the engine's own code takes without a question, for ``report``."""
+        key = (name, "other calls")
+        if key not in self._uses:
+            self._uses[key] = self.adapter.use(name, key)
+            self._uses[key].why = "their options or tensors are none that the op takes"
+        self._count(self._uses[key], ran=False)
+
+    @staticmethod
+    def _count(use: Use, *, ran: bool) -> None:
+        if not torch.compiler.is_compiling():
+            use.calls += ran
+            use.own_calls += not ran
 
     def op(self, name: str) -> Op:
         """The function of an op, whose family is imported."""

@@ -3,7 +3,9 @@
 SGLang finds ``register`` by its entry point.
 """
 
+from sgljit_core.errors import ConfigError
 from sgljit_engines import Adapter
+from sgljit_engines.errors import UnsupportedEngineError
 
 from ._version import __version__
 
@@ -53,6 +55,7 @@ ADAPTER = Adapter(
             "transfer_hicache_all_layer_mla",
         }
     ),
+    is_early=True,
 )
 
 
@@ -61,12 +64,19 @@ def register() -> None:
 
     Without effect where it ran already, and where SGLang is not installed or of a version that was not tested. A family
     is imported when SGLang first calls one of its ops.
-    SGLang applies the hooks after all plugins have run, and logs an error of a plugin without raising it.
+    SGLang applies the hooks after all plugins have run.
 
     Raises:
-        sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
-        sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and SGLang is not one that was tested.
+        SystemExit: ``SGLJIT_ENGINES`` or ``SGLJIT_SHADOW`` cannot be read; or SGLang is not one that was tested, with
+            ``strict``. SGLang logs an ``Exception`` of a plugin, and serves without the adapter.
     """
+    try:
+        _put()
+    except (ConfigError, UnsupportedEngineError) as error:
+        raise SystemExit(f"{ADAPTER.distribution}: {error}") from error
+
+
+def _put() -> None:
     if not (used := ADAPTER.start()):
         return
     ADAPTER.leave(op for op in ADAPTER.parts if op not in used)

@@ -18,7 +18,7 @@ from sgljit_engines.kernels import DTYPES, Op
 
 from . import ADAPTER
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _MODULE = "sglang.kernels.ops.activation.activation"
 _ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
@@ -45,7 +45,9 @@ def _activate(
     **kwargs: Any,
 ) -> torch.Tensor:
     # More arguments choose rows by their experts; ours computes all rows.
-    if not args and not kwargs and _fits(input, out) and _works(name, input, theirs if is_exact else None):
+    if args or kwargs or not _fits(input, out):
+        left(name)
+    elif _works(name, input, theirs if is_exact else None):
         result = input.new_empty((*input.shape[:-1], input.shape[-1] // 2)) if out is None else out
         if ran(name, input, result, round_first=True) if is_exact else ran(name, input, result):
             return result

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _GATE = "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate"
 _SCORES = {"softmax": "topk_softmax", "sigmoid": "topk_sigmoid", "sqrtsoftplus": "topk_sqrtsoftplus"}
@@ -57,14 +57,10 @@ def _choose(
     **options: Any,
 ) -> Result:
     name = _SCORES.get(scoring_func, "")
-    if (
-        not args
-        and name in _used
-        and not is_batch_invariant_mode_enabled()
-        and _is_plain(options)
-        and _fits(name, scores, bias, topk)
-        and _works(name, scores, bias, topk)
-    ):
+    is_plain = not args and not is_batch_invariant_mode_enabled() and _is_plain(options)
+    if name in _used and not (is_plain and _fits(name, scores, bias, topk)):
+        left(name)
+    elif name in _used and _works(name, scores, bias, topk):
         weights = scores.new_empty((len(scores), topk), dtype=torch.float32)
         ids = scores.new_empty((len(scores), topk), dtype=torch.int32)
         renormalize = bool(options.get("renormalize", True))
@@ -105,9 +101,14 @@ def _works(name: str, scores: torch.Tensor, bias: torch.Tensor | None, topk: int
     experts = scores.shape[1]
 
     def trial(kernel: Op) -> None:
-        one = scores.new_zeros(1, experts)
-        weights, ids = one.new_empty(1, topk, dtype=torch.float32), one.new_empty(1, topk, dtype=torch.int32)
-        kernel(weights, ids, one, True, correction_bias=None if bias is None else torch.zeros_like(bias))
+        zeros = None if bias is None else torch.zeros_like(bias)
 
-    kind = (experts, topk, scores.dtype, None if bias is None else bias.dtype, scores.device.type)
+        def choose(tokens: int) -> None:
+            weights, ids = (scores.new_empty(tokens, topk, dtype=dtype) for dtype in (torch.float32, torch.int32))
+            kernel(weights, ids, scores.new_zeros(tokens, experts), True, correction_bias=zeros)
+
+        try_rows(choose, experts, device)
+
+    device = scores.device.type
+    kind = (experts, topk, scores.dtype, None if bias is None else bias.dtype, device)
     return works(name, kind, trial)

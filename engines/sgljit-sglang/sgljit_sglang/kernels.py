@@ -5,4 +5,4 @@ from sgljit_engines import Kernels
 from . import ADAPTER
 
 KERNELS = Kernels(ADAPTER)
-works, ran = KERNELS.works, KERNELS.ran
+works, ran, left = KERNELS.works, KERNELS.ran, KERNELS.left

@@ -9,10 +9,10 @@ import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.layers.layernorm import Gemma3RMSNorm, Gemma4RMSNorm, GemmaRMSNorm, RMSNorm
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import give_backend
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -70,14 +70,17 @@ def _fits(kind: Any, used: frozenset[str], more: int) -> Callable[..., bool]:
         *rest: Any,
         **kwargs: Any,
     ) -> bool:
-        # A subclass with a forward of its own computes something else.
-        if type(self).forward_cuda is not theirs or not _is_plain(self):
-            return False
-        # SGLang gives RMSNorm also the layer whose input it shall quantise.
-        if rest or kwargs or any(one is not None for one in (residual, post_residual_addition)[more:]):
-            return False
         name = _name(self, fused=residual is not None)
-        return name in used and _matches(self.weight, x, residual) and _works(name, x)
+        if name not in used:
+            return False
+        # A subclass with a forward of its own computes something else.
+        is_plain = type(self).forward_cuda is theirs and _is_plain(self)
+        # SGLang gives RMSNorm also the layer whose input it shall quantise.
+        has_more = rest or kwargs or any(one is not None for one in (residual, post_residual_addition)[more:])
+        if has_more or not is_plain or not _matches(self.weight, x, residual):
+            left(name)
+            return False
+        return _works(name, x)
 
     return fits
 
@@ -120,12 +123,12 @@ def _matches(weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | Non
 
 
 def _works(name: str, x: torch.Tensor) -> bool:
-    """Whether an op may be used for rows of this size, found out on rows of its own."""
-    size = x.shape[-1]
-    num_rows = 2 if name in (_PLAIN[1], _GEMMA[1]) else 1
+    """Whether an op may be used for rows of this size, found out on rows of its own, few and many."""
+    size, device = x.shape[-1], x.device.type
+    num_tensors = 2 if name in (_PLAIN[1], _GEMMA[1]) else 1
 
     def trial(kernel: Op) -> None:
-        rows = [x.new_zeros(1, size) for _ in range(num_rows)]
-        kernel(*rows, x.new_ones(size))
+        weight = x.new_ones(size)
+        try_rows(lambda rows: kernel(*(x.new_zeros(rows, size) for _ in range(num_tensors)), weight), size, device)
 
-    return works(name, (size, x.dtype, x.device.type), trial)
+    return works(name, (size, x.dtype, device), trial)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _QKNORM = "fused_inplace_qknorm"
 _MODELS = "sglang.srt.models.utils"
@@ -37,13 +37,13 @@ def _qknorm(
     *,
     head_dim: int = 0,
 ) -> None:
-    fits = q.dtype == k.dtype == q_weight.dtype == k_weight.dtype
-    if not (
-        fits
-        and _works(head_dim or q.shape[-1], q.dtype, q.device.type)
-        and ran(_QKNORM, q, k, q_weight.data, k_weight.data, eps, head_dim=head_dim)
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == q_weight.dtype == k_weight.dtype:
+        left(_QKNORM)
+    elif _works(head_dim or q.shape[-1], q.dtype, q.device.type) and ran(
+        _QKNORM, q, k, q_weight.data, k_weight.data, eps, head_dim=head_dim
     ):
-        theirs(q, k, q_weight, k_weight, eps, head_dim=head_dim)
+        return
+    theirs(q, k, q_weight, k_weight, eps, head_dim=head_dim)
 
 
 def _can_use_qknorm(theirs: Callable[..., bool], head_dim: int, dtype: torch.dtype) -> bool:
@@ -54,7 +54,7 @@ def _can_use_qknorm(theirs: Callable[..., bool], head_dim: int, dtype: torch.dty
 
 def _works(head_dim: int, dtype: torch.dtype, device: str) -> bool:
     def trial(kernel: Op) -> None:
-        rows = torch.zeros(3, 1, head_dim, dtype=dtype, device=device)
-        kernel(rows[:1], rows[1:2], rows[2, 0], rows[2, 0])
+        weight = torch.zeros(head_dim, dtype=dtype, device=device)
+        try_rows(lambda rows: kernel(*weight.new_zeros(2, rows, 1, head_dim), weight, weight), head_dim, device)
 
     return dtype in DTYPES and works(_QKNORM, (head_dim, dtype, device), trial)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sgljit_engines.kernels import Op
+from sgljit_engines.kernels import Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _QUANTIZE = "sglang.kernels.ops.quantization.per_token_group_quant.per_token_group_quant"
 _OP = "per_token_group_quant_fp8"
@@ -40,14 +41,9 @@ def _quantize(
 ) -> Result:
     # An option asks for packed scales, another dtype, a fused activation, or some of the rows.
     is_plain = not args and not any(one is not None and one is not False for one in options.values())
-    if (
-        output_q is not None
-        and output_s is not None
-        and is_plain
-        and _fits(input, output_q, output_s, group_size)
-        and _works(input, group_size)
-        and ran(_OP, input, output_q, output_s, group_size)
-    ):
+    if output_q is None or output_s is None or not is_plain or not _fits(input, output_q, output_s, group_size):
+        left(_OP)
+    elif _works(input, group_size) and ran(_OP, input, output_q, output_s, group_size):
         return output_q, output_s
     return theirs(input, output_q, output_s, group_size, *args, **options)
 
@@ -70,9 +66,14 @@ def _fits(x: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, group
 
 
 def _works(x: torch.Tensor, group_size: int) -> bool:
-    def trial(kernel: Op) -> None:
-        one = x.new_zeros(1, group_size)
-        scale = one.new_empty(1, 1, dtype=torch.float32)
-        kernel(one, one.new_empty(1, group_size, dtype=torch.float8_e4m3fn), scale, group_size)
+    size, device = x.shape[1], x.device.type
 
-    return works(_OP, (group_size, x.dtype, x.device.type), trial)
+    def quantize(kernel: Op, tokens: int) -> None:
+        rows = x.new_zeros(tokens, size)
+        scales = rows.new_empty(tokens, size // group_size, dtype=torch.float32)
+        kernel(rows, torch.empty_like(rows, dtype=torch.float8_e4m3fn), scales, group_size)
+
+    def trial(kernel: Op) -> None:
+        try_rows(functools.partial(quantize, kernel), size, device)
+
+    return works(_OP, (size, group_size, x.dtype, device), trial)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from .backend import around
-from .kernels import ran, works
+from .kernels import left, ran, works
 
 _MODULE = "sglang.kernels.ops.attention.rope"
 _ROTATE = "apply_rope_inplace"
@@ -45,12 +45,13 @@ def _rotate(
     is_neox: bool,
     rope_dim: int = 0,
 ) -> None:
-    if not (
-        _fits(q, k, cos_sin_cache, positions, rope_dim)
-        and _works(_ROTATE, q, cos_sin_cache, positions, is_neox)
-        and ran(_ROTATE, q, k, cos_sin_cache, positions, is_neox=is_neox)
+    if not _fits(q, k, cos_sin_cache, positions, rope_dim):
+        left(_ROTATE)
+    elif _works(_ROTATE, (q, k), cos_sin_cache, positions, is_neox) and ran(
+        _ROTATE, q, k, cos_sin_cache, positions, is_neox=is_neox
     ):
-        theirs(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
+        return
+    theirs(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
 
 
 def _rotate_and_store(
@@ -67,11 +68,10 @@ def _rotate_and_store(
     is_neox: bool,
     rope_dim: int = 0,
 ) -> None:
-    if (
-        _fits(q, k, cos_sin_cache, positions, rope_dim)
-        and _can_store(k, v, k_cache, v_cache, positions, out_loc)
-        and _works(_ROTATE_AND_STORE, q, cos_sin_cache, positions, is_neox)
-    ):
+    fits = _fits(q, k, cos_sin_cache, positions, rope_dim)
+    if not (fits and _can_store(k, v, k_cache, v_cache, positions, out_loc)):
+        left(_ROTATE_AND_STORE)
+    elif _works(_ROTATE_AND_STORE, (q, k), cos_sin_cache, positions, is_neox):
         caches = [cache.unflatten(1, k.shape[1:]) for cache in (k_cache, v_cache)]
         arguments = (q, k, v.view(k.shape), *caches, cos_sin_cache, positions, out_loc)
         if ran(_ROTATE_AND_STORE, *arguments, is_neox=is_neox):
@@ -168,14 +168,24 @@ def _can_store(
     )
 
 
-def _works(name: str, q: torch.Tensor, cos_sin_cache: torch.Tensor, positions: torch.Tensor, is_neox: bool) -> bool:
-    size = q.shape[2]
+def _works(
+    name: str,
+    heads: tuple[torch.Tensor, torch.Tensor],
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    is_neox: bool,
+) -> bool:
+    size, counts = heads[0].shape[2], tuple(one.shape[1] for one in heads)
+    dtype, device = heads[0].dtype, heads[0].device
 
     def trial(kernel: Op) -> None:
-        heads = [q.new_zeros(1, 1, size) for _ in range(3 if name == _ROTATE_AND_STORE else 2)]
-        index = positions.new_zeros(1)
-        stored = [q.new_zeros(1, 1, size), q.new_zeros(1, 1, size)] if name == _ROTATE_AND_STORE else []
-        slots = [index] if stored else []
-        kernel(*heads, *stored, cos_sin_cache.new_zeros(1, size), index, *slots, is_neox=is_neox)
+        def rotate(tokens: int) -> None:
+            index = positions.new_zeros(tokens)
+            q, k, v = (torch.zeros(tokens, count, size, dtype=dtype, device=device) for count in (*counts, counts[1]))
+            stored, slots = ([v, k.new_zeros(k[:1].shape), k.new_zeros(k[:1].shape)], [index]) if stores else ([], [])
+            kernel(q, k, *stored, cos_sin_cache.new_zeros(1, size), index, *slots, is_neox=is_neox)
 
-    return works(name, (size, "neox" if is_neox else "interleaved", q.dtype, positions.dtype, q.device.type), trial)
+        try_rows(rotate, sum(counts) * size, device.type)
+
+    stores, form = name == _ROTATE_AND_STORE, "neox" if is_neox else "interleaved"
+    return works(name, (*counts, size, form, dtype, positions.dtype, device.type), trial)

@@ -28,6 +28,7 @@ from torch import nn
 from sgljit_core import ops as families, stats
 from sgljit_core.errors import CaptureError, TensorMatchError
 from sgljit_engines import Use
+from sgljit_engines.kernels import try_rows
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
@@ -36,7 +37,6 @@ from .layers import Computation, GatedMLP, Norm, Rotation, match
 
 __all__ = ["disable", "enable", "enabled"]
 
-_MOST_TOKENS, _MOST_ELEMENTS = 1 << 14, 1 << 24  # of queries and keys; no chip has room for so many elements at a time
 _OURS = "sgljit_replaced"  # the attribute of a layer that holds its _Replaced
 _lock = threading.RLock()
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -259,14 +259,16 @@ def _try(layer: nn.Module, of: Computation) -> None:
         if (rotated := _rotated(layer)) and weight.dtype.is_floating_point:
             queries = _of_config(layer, "num_attention_heads", 2)
             heads = queries, _of_config(layer, "num_key_value_heads", queries)
-            with contextlib.suppress(torch.OutOfMemoryError):  # then their first calls build the rest
-                for tokens in _numbers_of_tokens(weight.device.type, sum(heads) * rotated):
-                    angles = weight.new_ones(1, tokens, rotated)
-                    q, k = (weight.new_ones(1, tokens, count, rotated).transpose(1, 2) for count in heads)
-                    op(q, k, angles, angles, torch.empty_like(q), torch.empty_like(k))
+
+            def rotate(tokens: int) -> None:
+                angles = weight.new_ones(1, tokens, rotated)
+                q, k = (weight.new_ones(1, tokens, count, rotated).transpose(1, 2) for count in heads)
+                op(q, k, angles, angles, torch.empty_like(q), torch.empty_like(k))
+
+            try_rows(rotate, sum(heads) * rotated, weight.device.type)
         return
     if isinstance(of, Norm):
-        op(weight.new_ones(1, size), weight, None, 1e-6)
+        try_rows(lambda rows: op(weight.new_ones(rows, size), weight, None, 1e-6), size, weight.device.type)
         return
     with contextlib.suppress(TensorMatchError):
         for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
@@ -276,18 +278,6 @@ def _try(layer: nn.Module, of: Computation) -> None:
 def _of_config(layer: nn.Module, name: str, default: int) -> int:
     found = getattr(getattr(layer, "config", None), name, None)
     return found if isinstance(found, int) else default
-
-
-def _numbers_of_tokens(device: str, elements: int) -> Iterator[int]:
-    """For how many tokens, of so many elements each, a rotation is tried; no more than ``sgljit prepare`` builds for.
-
-    On a GPU the kernel depends on how full the chip is with the heads of queries, those of keys, and both. Each time
-    twice as many tokens meet every kernel.
-    """
-    tokens = 1
-    while tokens == 1 or (device == "cuda" and tokens <= _MOST_TOKENS and tokens * elements <= _MOST_ELEMENTS):
-        yield tokens
-        tokens *= 2
 
 
 def _is_tried(weight: torch.Tensor | None) -> bool:

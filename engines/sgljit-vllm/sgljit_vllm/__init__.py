@@ -5,8 +5,6 @@ vLLM finds ``register`` by its entry point, in each of its processes.
 
 import importlib.util
 import logging
-import sys
-import threading
 
 from sgljit_engines import Adapter
 
@@ -31,10 +29,10 @@ ADAPTER = Adapter(
         },
     },
     exact_ops=frozenset({"silu_and_mul"}),
+    by_name=frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}),
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
+    is_early=True,
 )
-
-LOG_SECONDS = 10.0
 
 
 def register() -> None:
@@ -49,11 +47,6 @@ def register() -> None:
         sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
     """
     if not (used := ADAPTER.start()):
-        if "vllm" in sys.modules and not logging.getLogger(ADAPTER.logger).isEnabledFor(logging.INFO):
-            # vLLM loads plugins before it sets up its log: then the reason is said a while later.
-            again = threading.Timer(LOG_SECONDS, ADAPTER.start)
-            again.daemon = True
-            again.start()
         return
     ADAPTER.leave(op for op in ADAPTER.parts if op not in used)
     try:

@@ -7,21 +7,33 @@ runs for what ours does not take. vLLM's passes see the same graphs.
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.operator_schemas import get_signature_for_torch_op
 from vllm import envs
 from vllm.platforms import current_platform
 
 from sgljit_engines.errors import InexactError
-from sgljit_engines.kernels import DTYPES, Op
+from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from . import ADAPTER
-from .kernels import ran, works
+from .kernels import INVARIANT, left, ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
+
+_KERNELS = "_C"  # vLLM's name for them
+
+# By kernel, the types of its arguments, with "!" where it writes; nothing is returned. Ours are called with these.
+_ACTIVATION = ["Tensor!", "Tensor"]
+_ARGUMENTS = {
+    **dict.fromkeys(ACTIVATIONS, _ACTIVATION),
+    "rms_norm": ["Tensor!", "Tensor", "Tensor", "float"],
+    "fused_add_rms_norm": ["Tensor!", "Tensor!", "Tensor", "float"],
+}
 
 _WHOLE = 16  # both halves of such rows consist of whole 16-byte loads in each dtype: one kernel serves all
 
@@ -46,6 +58,7 @@ def replace_norms(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     if envs.VLLM_BATCH_INVARIANT:
+        ADAPTER.leave(used & {"rmsnorm", "fused_add_rmsnorm"}, INVARIANT)
         return
     if "rmsnorm" in used:
         _replace("rms_norm", "rmsnorm", _normed)
@@ -59,7 +72,11 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
     if kernel in _libraries or device not in ("CPU", "CUDA"):
         return
     current_platform.import_kernels()
-    theirs = torch.library.get_kernel(f"_C::{kernel}", device)
+    if reason := _differs(kernel):
+        ADAPTER.say_once(logging.WARNING, "engine_conflict", f"leaves {kernel} to {ADAPTER.versions()}: {reason}")
+        ADAPTER.leave([op], reason)
+        return
+    theirs = torch.library.get_kernel(f"{_KERNELS}::{kernel}", device)
 
     def call(keys: Any, *args: Any) -> None:
         if not ours(*args):
@@ -78,16 +95,34 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
 
     shadow = ADAPTER.shadowed(op, seam)
     ours_before_theirs = exact if ADAPTER.exact else compared if ADAPTER.shadow else call
-    _libraries[kernel] = torch.library.Library("_C", "IMPL")
+    _libraries[kernel] = torch.library.Library(_KERNELS, "IMPL")
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         _libraries[kernel].impl(kernel, ours_before_theirs, device, with_keyset=True, allow_override=True)
 
 
+def _differs(kernel: str) -> str:
+    """Why ours cannot take the arguments of a kernel, with its schema; "" if it can."""
+    packet = getattr(getattr(torch.ops, _KERNELS), kernel, None)
+    if packet is None:
+        return "it has no such kernel"
+    signatures: Any = get_signature_for_torch_op(packet, return_schemas=True)
+    schemas = signatures[1]
+    found = [_type(argument) for argument in schemas[0].arguments]
+    if len(schemas) == 1 and found == _ARGUMENTS[kernel] and not schemas[0].returns:
+        return ""
+    return f"its schema is {'; '.join(map(str, schemas))}, and ours takes ({', '.join(_ARGUMENTS[kernel])})"
+
+
+def _type(argument: Any) -> str:
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return str(argument.type).removeprefix("Optional[").removesuffix("]") + "!" * written
+
+
 def _activated(name: str, is_exact: bool, out: torch.Tensor, x: torch.Tensor) -> bool:
-    if x.dtype not in DTYPES or out.dtype != x.dtype or x.numel() == 0 or x.shape[-1] % _WHOLE:
-        return False
-    if not (x.is_contiguous() and out.is_contiguous()):
+    has_rows = x.numel() > 0 and x.shape[-1] % _WHOLE == 0 and x.is_contiguous() and out.is_contiguous()
+    if x.dtype not in DTYPES or out.dtype != x.dtype or not has_rows:
+        left(name)
         return False
 
     def trial(kernel: Op) -> None:
@@ -111,26 +146,31 @@ def _by_own(kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _normed(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
-    if weight is None or not out.is_contiguous() or not _norm_works("rmsnorm", x, weight):
+    if weight is None or not out.is_contiguous():
+        left("rmsnorm")
+        return False
+    if not _norm_works("rmsnorm", x, weight):
         return False
     rows = (-1, weight.shape[0])
     return ran("rmsnorm", x.reshape(rows), weight, out.view(rows), epsilon)
 
 
 def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
-    if weight is None or residual is x:
-        return False
     name = "fused_add_rmsnorm"
+    if weight is None or residual is x:
+        left(name)
+        return False
     return _norm_works(name, x, weight) and ran(name, x, residual, weight, epsilon)
 
 
 def _norm_works(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
     if x.dtype not in DTYPES or weight.dtype != x.dtype or x.numel() == 0:
+        left(name)
         return False
-    size = weight.shape[0]
+    size, device = weight.shape[0], x.device.type
 
     def trial(kernel: Op) -> None:
-        rows = [x.new_zeros(1, size) for _ in range(1 if name == "rmsnorm" else 2)]
-        kernel(*rows, x.new_ones(size))
+        ones, num_tensors = x.new_ones(size), 1 if name == "rmsnorm" else 2
+        try_rows(lambda rows: kernel(*(x.new_zeros(rows, size) for _ in range(num_tensors)), ones), size, device)
 
-    return works(name, (size, x.dtype, x.device.type), trial)
+    return works(name, (size, x.dtype, device), trial)

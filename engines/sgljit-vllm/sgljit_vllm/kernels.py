@@ -6,4 +6,6 @@ from . import ADAPTER
 
 DEVICES = ("cpu", "cuda")
 KERNELS = Kernels(ADAPTER)
-works, worked, working, ran = KERNELS.works, KERNELS.worked, KERNELS.working, KERNELS.ran
+works, worked, working, ran, left = KERNELS.works, KERNELS.worked, KERNELS.working, KERNELS.ran, KERNELS.left
+
+INVARIANT = "VLLM_BATCH_INVARIANT asks for vLLM's own"

@@ -14,7 +14,7 @@ from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 
 from . import ADAPTER
-from .kernels import ran
+from .kernels import INVARIANT, ran
 from .norms import works_for
 
 OPS = ("gemma_rmsnorm", "gemma_fused_add_rmsnorm")
@@ -32,7 +32,9 @@ def replace(used: frozenset[str]) -> None:
     """
     is_first = not _used  # vLLM may load plugins more than once
     _used.update(used.intersection(OPS))
-    if _used and not envs.VLLM_BATCH_INVARIANT:
+    if envs.VLLM_BATCH_INVARIANT:
+        ADAPTER.leave(_used, INVARIANT)
+    elif _used:
         if is_first and ADAPTER.shadow:
             _compare()
         put_layer(GemmaRMSNorm, SgljitGemmaRMSNorm)
@@ -81,6 +83,7 @@ class SgljitGemmaRMSNorm(GemmaRMSNorm):
             self.__class__ = GemmaRMSNorm
             text = "leaves layers whose custom op is off to vLLM's native code, which the compiler fuses"
             ADAPTER.say_once(logging.INFO, "engine_native", text)
+            ADAPTER.leave(_used, "its custom op is off: vLLM's native code is used, which the compiler fuses")
 
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
         result = self._ours(x, residual)

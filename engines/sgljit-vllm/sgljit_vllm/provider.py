@@ -18,7 +18,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.platforms import current_platform
 
 from . import ADAPTER
-from .kernels import DEVICES, ran, worked
+from .kernels import DEVICES, INVARIANT, ran, worked
 from .layers import put_layer
 from .norms import kind_of, works_for
 
@@ -35,7 +35,10 @@ def register(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     names = [name for name, op in OPS.items() if op in used]
-    if _used or not names or envs.VLLM_BATCH_INVARIANT or current_platform.device_type not in DEVICES:
+    if envs.VLLM_BATCH_INVARIANT:
+        ADAPTER.leave((OPS[name] for name in names), INVARIANT)
+        return
+    if _used or not names or current_platform.device_type not in DEVICES:
         return
     _used.update(OPS[name] for name in names)
     if "rms_norm" in names:
@@ -83,7 +86,11 @@ class _Asking(RMSNorm):
         if compilation.mode != CompilationMode.NONE and not compilation.ir_enable_torch_wrap:
             text = "leaves norms to vLLM's native code, which the compiler sees through and fuses"
             ADAPTER.say_once(logging.INFO, "engine_native", text)
-        elif self.has_weight and self.variance_size_override is None and not _is_of_heads(self.weight, config):
+            ADAPTER.leave(_used, "vLLM's native code is used, which the compiler sees through and fuses")
+        elif self.has_weight and self.variance_size_override is None and _is_of_heads(self.weight, config):
+            use = ADAPTER.use("rmsnorm", (*kind_of(self.weight), "of heads"))
+            use.why = "the compiler fuses it with the rotation behind it"
+        elif self.has_weight and self.variance_size_override is None:
             for name, op in OPS.items():
                 if op in _used and getattr(config.kernel_config.ir_op_priority, name)[0] == PROVIDER:
                     works_for(op, self.weight)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import sgljit_compile
 import sgljit_engines
-from sgljit_compile import adapter, calls, inductor, ops
+from sgljit_compile import adapter, calls, inductor, ops, rewriting
+from sgljit_compile.experts import EXPERTS
 from sgljit_compile.graphs import Refused
+from sgljit_compile.records import Graph
 from sgljit_core import ops as families
 from sgljit_core.errors import ArtifactLoadError, ConfigError
 
@@ -25,10 +28,10 @@ FRESH = {"force_disable_caches": True}
 ON = {"chains": "on", **FRESH}
 
 
-def run(function=None, **options):
+def run(function=None, arguments=None, **options):
     """The result of a small function, and what the backend did."""
     torch.compiler.reset()
-    arguments = inputs()
+    arguments = arguments or inputs()
     function = function or block(Norm())
     with torch.no_grad():
         actual = torch.compile(function, backend="sgljit", fullgraph=True, **options)(*arguments)
@@ -39,11 +42,11 @@ def run(function=None, **options):
 @pytest.fixture(autouse=True)
 def own_lost():
     """Each test begins with all ops: one that failed in a test before is tried again."""
-    before = dict(adapter.ADAPTER._lost)
+    before = dict(adapter.ADAPTER.lost)
     ops._answers.clear()
     yield
-    adapter.ADAPTER._lost.clear()
-    adapter.ADAPTER._lost.update(before)
+    adapter.ADAPTER.lost.clear()
+    adapter.ADAPTER.lost.update(before)
     ops._answers.clear()
 
 
@@ -191,6 +194,62 @@ def test_an_op_for_whose_trial_no_memory_is_left_is_tried_again(monkeypatch):
     assert ops.works("fused_add_rmsnorm", (72,), arguments)
 
 
+ROWS = {
+    "few": (3, [3]),
+    "many": (5000, [5000]),
+    "more than there is room for": (1 << 20, [(1 << 24) // 72]),
+    "none": (0, [1]),
+}
+
+
+def added(rows) -> dict[str, object]:
+    return {"input": rows, "residual": rows, "weight": torch.empty(72, device="meta"), "eps": 1e-6}
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """The rows of the trials of an op where these choose its kernel."""
+    found = []
+    monkeypatch.setattr(ops, "_BY_ROWS", {"meta"})
+    monkeypatch.setattr(ops, "_try", lambda _op, _arguments, most: found.append(most))
+    return found
+
+
+@pytest.mark.parametrize(("rows", "expected"), ROWS.values(), ids=ROWS)
+def test_an_op_is_tried_with_as_many_rows_as_a_graph_has(rows, expected, tried):
+    for _ in range(2):
+        assert ops.works("fused_add_rmsnorm", (72,), added(torch.empty(rows, 72, device="meta")))
+    assert tried == expected, "once for each number"
+    assert ops.works("fused_add_rmsnorm", (72,), added(torch.empty(rows + 100, 72, device="meta")))
+    assert len(tried) == 2
+
+
+def test_an_op_is_tried_with_few_rows_and_many_where_a_graph_does_not_know(tried, monkeypatch):
+    def try_rows(call, size, device):
+        assert (size, device) == (1, "meta")
+        for rows in (1, 64, 5000, 1 << 20):
+            call(rows)
+
+    monkeypatch.setattr(ops, "try_rows", try_rows)
+    monkeypatch.setattr(ops, "is_known", lambda size: size == 72)
+    assert ops.works("fused_add_rmsnorm", (72,), added(torch.empty(3, 72, device="meta")))
+    assert tried == [1, 64, 5000], "as far as there is room"
+
+
+def test_an_op_without_a_kernel_for_so_many_rows_is_left_to_the_compiler(monkeypatch, caplog):
+    """In place of an error of the compiled graph at its first call."""
+
+    def refuse(_op, _arguments, most):
+        if most > 64:
+            raise ArtifactLoadError("no compiler")
+
+    monkeypatch.setattr(ops, "_BY_ROWS", {"cpu"})
+    monkeypatch.setattr(ops, "_try", refuse)
+    record = run(arguments=inputs(batch=32), options=ON)
+    assert record.left["add + norm", "fused_add_rmsnorm does not take it, or cannot be built"] == 1
+    assert len([r for r in caplog.records if r.levelname == "WARNING" and "sgljit" in r.name]) == 1
+
+
 def test_what_attention_may_run_on_is_in_the_key_of_torchs_caches(monkeypatch):
     identities = []
 
@@ -331,6 +390,21 @@ def test_an_op_that_cannot_be_built_is_one_warning(monkeypatch, caplog):
     warnings = [record for record in caplog.records if record.levelname == "WARNING" and "sgljit" in record.name]
     assert len(warnings) == 1
     assert "runs on the engine's own code" in warnings[0].getMessage()
+
+
+def test_the_report_has_the_parts_that_kernels_of_pytorch_compute(monkeypatch):
+    monkeypatch.setattr("sgljit_engines.adapter.USES", uses := {})
+    record = Graph()
+    for why in ("", "", "its weights are not side by side"):
+        rewriting._note(record, EXPERTS, why)
+    assert record == Graph(
+        chains=Counter({EXPERTS: 2}), left=Counter({(EXPERTS, "its weights are not side by side"): 1})
+    )
+    assert [" ".join(str(use).split()) for use in uses.values()] == [
+        "sgljit-compile: grouped experts (any) runs on PyTorch's kernel of grouped experts (2 layers)",
+        "sgljit-compile: grouped experts (left) runs on the engine's own code, not PyTorch's kernel of grouped experts"
+        ": its weights are not side by side (1 call of its own code)",
+    ]
 
 
 @pytest.mark.slow

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from importlib import metadata
 
 import pytest
 
 import sgljit_sglang
-from sgljit_engines.errors import UnsupportedEngineError
 
 
 @pytest.fixture
@@ -19,6 +19,7 @@ def no_sglang(monkeypatch):
         return None if distribution.startswith("sglang") else "0.1.0"
 
     monkeypatch.setattr("sgljit_engines.adapter._installed", version)
+    sgljit_sglang.ADAPTER._said.clear()
 
 
 def test_sglang_finds_the_function_by_its_entry_point():
@@ -51,7 +52,14 @@ def test_another_version_is_left_alone(monkeypatch, caplog):
 
 def test_strict_makes_an_error_of_it(no_sglang, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(UnsupportedEngineError, match="sglang is not installed"):
+    with pytest.raises(SystemExit, match=r"^sgljit-sglang: .*sglang is not installed"):
+        sgljit_sglang.register()
+
+
+def test_a_name_that_no_adapter_has_is_an_error_that_sglang_does_not_swallow(no_sglang, monkeypatch):
+    """Its loader of plugins goes on after each ``Exception``."""
+    monkeypatch.setenv("SGLJIT_ENGINES", "rmsnrom")
+    with pytest.raises(SystemExit, match=r"No adapter has 'rmsnrom'; there are norm\.rmsnorm, "):
         sgljit_sglang.register()
 
 
@@ -59,4 +67,19 @@ def test_off_is_off_wherever_it_is(no_sglang, monkeypatch, caplog):
     monkeypatch.setenv("SGLJIT_ENGINES", "off")
     caplog.set_level(logging.INFO, logger="sgljit")
     sgljit_sglang.register()
+    assert caplog.messages == ["sgljit-sglang 0.1.0 does nothing: SGLJIT_ENGINES=off"]
+
+
+def test_off_is_said_when_sglang_has_set_up_its_log(no_sglang, monkeypatch, caplog):
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    monkeypatch.setattr("sgljit_engines.adapter.QUIET_SECONDS", 0.2)
+    for _ in range(2):  # SGLang's processes may load plugins more than once
+        sgljit_sglang.register()
+    assert caplog.messages == []
+    caplog.set_level(logging.INFO, logger="sgljit")
+    deadline = time.monotonic() + 60
+    while not caplog.messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)
     assert caplog.messages == ["sgljit-sglang 0.1.0 does nothing: SGLJIT_ENGINES=off"]

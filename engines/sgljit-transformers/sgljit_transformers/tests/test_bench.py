@@ -43,3 +43,28 @@ def test_a_tiny_model(device: str, tmp_path: Path):
     assert (
         len(re.findall(r"^\| 2 x 64 \| (?:norm of (?:hidden|q)|MLP), (?:decode|prefill) \|", text, re.MULTILINE)) == 6
     )
+
+
+def test_what_shadow_costs_a_tiny_model(tmp_path: Path):
+    page = tmp_path / "page.md"
+    command = (
+        sys.executable,
+        "-m",
+        "sgljit_transformers.bench.bench_shadow",
+        "--tiny",
+        "--turns",
+        "1",
+        "--output",
+        page,
+    )
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    cells = re.search(
+        r"^\| 2 x 64 \| ([\d.]+) \| 13 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (\S+) % \|$",
+        page.read_text(),
+        re.MULTILINE,
+    )
+    assert cells, page.read_text()
+    step, alone, quiet, compared, added = map(float, cells.groups())
+    assert compared > 5 * alone, "its calls are compared"
+    assert abs(added - 100 * 13 * (quiet - alone + compared / 1000) / step / 1000) < 0.1

@@ -34,7 +34,7 @@ def alone(monkeypatch, tmp_path):
 
 
 def forget() -> None:
-    adapter.ADAPTER._lost.clear()
+    adapter.ADAPTER.lost.clear()
     adapter.ADAPTER._said.clear()
     USES.clear()
 

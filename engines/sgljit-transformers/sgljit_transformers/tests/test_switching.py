@@ -165,21 +165,49 @@ def test_a_rotation_of_a_part_of_each_head_is_the_models_own_and_the_report_says
     assert (use.calls > 0, use.own_calls) == (runs, 0)
 
 
-def test_a_rotation_is_tried_for_many_tokens_on_a_gpu_alone():
-    assert [*switching._numbers_of_tokens("cpu", 3072)] == [1]
-    assert [*switching._numbers_of_tokens("cuda", 3072)] == [2**i for i in range(13)]
-    assert [*switching._numbers_of_tokens("cuda", 1 << 30)] == [1]
-    assert [*switching._numbers_of_tokens("cuda", 96)][-1] == 16384
+@pytest.fixture
+def few_and_many(monkeypatch):
+    """Ops are tried with 1 row and with 3: the size of a row and the device, as they were asked for."""
+    asked = []
+
+    def try_rows(call, *what):
+        asked.append(what)
+        for rows in (1, 3):
+            call(rows)
+
+    monkeypatch.setattr(switching, "try_rows", try_rows)
+    return asked
 
 
-def test_a_rotation_is_tried_with_the_heads_of_the_model(monkeypatch):
+def test_a_norm_is_tried_with_few_rows_and_many(monkeypatch, few_and_many):
+    tried = []
+    norm = SimpleNamespace(rmsnorm=lambda x, *others: tried.append((x.shape, others)))
+    monkeypatch.setattr(switching, "families", {"norm": norm})
+    layer = torch.nn.RMSNorm(64, eps=1e-6)
+    sgljit_transformers.enable(layer)
+    assert few_and_many == [(64, "cpu")]
+    assert [shape for shape, _ in tried] == [(1, 64), (3, 64)]
+    assert all(torch.equal(weight, layer.weight) and rest == [None, 1e-6] for _, (weight, *rest) in tried)
+
+
+@pytest.mark.gpu
+def test_after_enable_no_number_of_rows_has_a_norm_of_its_own_to_build():
+    layer = torch.nn.RMSNorm(128, eps=1e-6, dtype=torch.bfloat16, device="cuda")
+    sgljit_transformers.enable(layer)
+    before = stats()
+    with torch.no_grad():
+        for rows in (1, 7, 33, 150, 300, 420, 600, 900, 1100, 5000, 17000, 70000, 131072):
+            layer(torch.ones(rows, 128, dtype=torch.bfloat16, device="cuda"))
+    assert stats().loads.keys() == before.loads.keys()
+
+
+def test_a_rotation_is_tried_with_the_heads_of_the_model(monkeypatch, few_and_many):
     """As its projections give them: the tokens side by side."""
-    asked, tried = [], []
-    monkeypatch.setattr(switching, "_numbers_of_tokens", lambda *what: asked.append(what) or (1, 3))
+    tried = []
     rope = SimpleNamespace(apply_rotary_pos_emb=lambda *tensors: tried.append(tensors))
     monkeypatch.setattr(switching, "families", {"rope": rope})
     sgljit_transformers.enable(model("qwen3").model.layers[0].self_attn, ops="rope")
-    assert asked == [("cpu", (4 + 2) * 16)]
+    assert few_and_many == [((4 + 2) * 16, "cpu")]
     assert [[x.shape for x in tensors] for tensors in tried] == [
         [(1, 4, n, 16), (1, 2, n, 16), *[(1, n, 16)] * 2, (1, 4, n, 16), (1, 2, n, 16)] for n in (1, 3)
     ]

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+ALL = "norm,activation"  # by default no activation is used
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 
@@ -108,7 +109,7 @@ def check_calls(calls: dict[str, int], expected: dict[str, int]) -> None:
     ("model", "how"), [("qwen3", []), ("gemma3", []), ("qwen3", ["kernels"]), ("qwen3", ["passes"])]
 )
 def test_what_is_compared_agrees_and_changes_no_token(model, how):
-    ours, printed = generate(model, *how, "count", engines="strict", SGLJIT_SHADOW="0.2")
+    ours, printed = generate(model, *how, "count", engines=f"strict,{ALL}", SGLJIT_SHADOW="0.2")
     assert ours["tokens"] == own_tokens(model)
     assert "cannot compare" not in printed
     compared = set(re.findall(r"(\w+) differs from the engine's own code by 0\.\d+ of its bound in call", printed))
@@ -125,9 +126,13 @@ def test_a_list_of_ops_chooses():
 
 @needs_vllm
 def test_norms_and_activations_that_call_kernels_run_on_ours():
-    ours, _ = generate("qwen3", "kernels", "count", engines="strict")
+    expected = {"rmsnorm": 16 * 9, "fused_add_rmsnorm": 16 * 8, "silu_and_mul": 16 * 4}
+    ours, _ = generate("qwen3", "kernels", "count", engines=f"strict,{ALL}")
     assert ours["tokens"] == own_tokens("qwen3")
-    check_calls(ours["calls"], {"rmsnorm": 16 * 9, "fused_add_rmsnorm": 16 * 8, "silu_and_mul": 16 * 4})
+    check_calls(ours["calls"], expected)
+    by_default, _ = generate("qwen3", "kernels", "count", engines="strict")
+    assert by_default["tokens"] == ours["tokens"]
+    assert by_default["calls"].keys() == expected.keys() - {"silu_and_mul"}
 
 
 @needs_vllm
@@ -157,7 +162,7 @@ def test_a_compiled_model_keeps_its_nodes_and_launches_and_each_switch_has_its_g
     # Of 16 runs, a decode's or the prefill's, each has the model's first norm, and two of each of 4 layers.
     in_graphs = {"sgljit_norm::rmsnorm": 16, "sgljit_norm::fused_add_rmsnorm": 128}
     assert ours["in_graphs"] == in_graphs
-    assert {*ours["kinds"]} == {"256 float32 cpu"}, "norms of heads, of 64, are the compiler's"
+    assert {*ours["kinds"]} == {"256 float32 cpu", "64 float32 cpu of heads"}, "norms of heads are the compiler's"
     assert ours["nodes"] == theirs["nodes"] == {"rms_norm": 5, "fused_add_rms_norm": 4}
     assert len(ours["launches"]) == len(theirs["launches"]) == 4, ours["launches"]
 
@@ -244,7 +249,8 @@ def in_vllm(code: str, **environment: str) -> str:
     """Run code with vLLM's layers at hand, of a model that vLLM's kernels run. ``calls`` has the ops that ran."""
     body = textwrap.indent(textwrap.dedent(code), "    ")
     script = f"{IN_VLLM}with set_current_vllm_config(config), torch.inference_mode():\n{body}"
-    return run(sys.executable, "-c", script, **{"VLLM_TARGET_DEVICE": "cpu", "SGLJIT_ENGINES": "strict", **environment})
+    default = {"VLLM_TARGET_DEVICE": "cpu", "SGLJIT_ENGINES": f"strict,{ALL}"}
+    return run(sys.executable, "-c", script, **{**default, **environment})
 
 
 @needs_vllm
@@ -375,7 +381,7 @@ def test_a_kernel_without_rounding_is_found(name):
         call()
         assert len(calls) == ran
         """,
-        SGLJIT_ENGINES="on",
+        SGLJIT_ENGINES=ALL,
         SGLJIT_SHADOW="0.001",
     )
 
@@ -398,7 +404,7 @@ def test_vllms_kernel_runs_for_an_op_that_is_lost():
         torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-5)
         assert calls == []
         """,
-        SGLJIT_ENGINES="on",
+        SGLJIT_ENGINES=ALL,
     )
 
 

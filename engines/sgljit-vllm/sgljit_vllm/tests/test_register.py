@@ -6,12 +6,12 @@ import logging
 import subprocess
 import sys
 import time
-import types
 from importlib import metadata
 
 import pytest
 
 import sgljit_vllm
+from sgljit_core.errors import ConfigError
 from sgljit_engines.errors import UnsupportedEngineError
 
 
@@ -21,6 +21,7 @@ def no_vllm(monkeypatch):
         return None if distribution.startswith("vllm") else "0.1.0"
 
     monkeypatch.setattr("sgljit_engines.adapter._installed", version)
+    sgljit_vllm.ADAPTER._said.clear()
 
 
 def test_vllm_finds_the_function_by_its_entry_point():
@@ -49,6 +50,12 @@ def test_another_version_is_left_alone(monkeypatch, caplog):
     )
 
 
+def test_a_name_that_no_adapter_has_is_an_error(no_vllm, monkeypatch):
+    monkeypatch.setenv("SGLJIT_ENGINES", "rmsnrom")
+    with pytest.raises(ConfigError, match=r"No adapter has 'rmsnrom'; there are norm\.rmsnorm, "):
+        sgljit_vllm.register()
+
+
 def test_strict_makes_an_error_of_it(no_vllm, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
     with pytest.raises(UnsupportedEngineError, match="vllm is not installed"):
@@ -64,9 +71,7 @@ def test_off_is_off_wherever_it_is(no_vllm, monkeypatch, caplog):
 
 def test_off_is_said_when_vllm_has_set_up_its_log(no_vllm, monkeypatch, caplog):
     monkeypatch.setenv("SGLJIT_ENGINES", "off")
-    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
-    monkeypatch.setattr("sgljit_vllm.LOG_SECONDS", 0.2)
-    sgljit_vllm.ADAPTER._said.clear()
+    monkeypatch.setattr("sgljit_engines.adapter.QUIET_SECONDS", 0.2)
     sgljit_vllm.register()
     assert caplog.messages == []
     caplog.set_level(logging.INFO, logger="vllm.sgljit")
