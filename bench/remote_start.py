@@ -36,6 +36,7 @@ from typing import Any
 
 VARIANTS = 40
 GOAL, GOAL_OF_ONE = 1.5, 15.0
+SECONDS = "60"
 SOURCE = """
 #include <sgl_kernel/tensor.h>
 template <int kAdded>
@@ -174,7 +175,9 @@ def start(count: int, store: Path, directory: Path, settings: Mapping[str, str],
     with serving(store, log) as (url, server):
         before = cpu_of(server)
         # So many processes on so few cores may keep the server from answering for longer than the usual time-out.
-        variables = environment(**settings, SGLJIT_REMOTE=url, SGLJIT_REMOTE_TIMEOUT="60", SGLJIT_CXX="none", PATH="")
+        variables = environment(
+            **settings, SGLJIT_REMOTE=url, SGLJIT_REMOTE_TIMEOUT=SECONDS, SGLJIT_CXX="none", PATH=""
+        )
         command = [sys.executable, __file__, "--fleet", str(count), str(place), str(variants)]
         done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
         served = cpu_of(server) - before
@@ -326,9 +329,10 @@ def main() -> int:
             plots = {"Seconds until all variants are loaded, by the number of processes": Path(picture.name)}
     note = (
         f"{VARIANTS} variants in an archive of {size / 1e6:.2f} MB, signed; one Python web server; no process has a "
-        f"compiler. A process begins with PyTorch imported; caches are below `{options.directory}`. One alone on this "
-        "share: the CPU seconds of one process and of the server for it, times the processes, divided by the cores "
-        "that other programs left; or its time alone, where that is longer. "
+        f"compiler. A process begins with PyTorch imported, and waits up to {SECONDS} s for an answer "
+        "(`SGLJIT_REMOTE_TIMEOUT`), as all share the cores of one machine; caches are below "
+        f"`{options.directory}`. One alone on this share: the CPU seconds of one process and of the server for it, "
+        "times the processes, divided by the cores that other programs left; or its time alone, where that is longer. "
         f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for the first artifact of a process that "
         "has imported PyTorch, looked up an op, and had a hit of its local cache. Without an op, as with load_jit "
         "alone, a process looks for plugins at its first miss. Medians, and the least of all rounds."
