@@ -327,7 +327,6 @@ SGL_INLINE void lay_out(
     const ProgramPlan& plan, const SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
     ProgramLayout& layout, long long* first_blocks, DebugInfo location);
 
-/// The kernel of a call on a device. Made if it does not exist yet.
 inline bool has_fp8(std::uint64_t types) {
   for (; types != 0; types >>= 4) {
     if ((types & 15) == sgl::kFp8E4M3 || (types & 15) == sgl::kFp8E5M2) return true;
@@ -335,6 +334,7 @@ inline bool has_fp8(std::uint64_t types) {
   return false;
 }
 
+/// The kernel of a call on a device. Made if it does not exist yet.
 SGL_INLINE LoadedVariant& kernel_of(
     Variants& kernels, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
     const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments);
@@ -1090,7 +1090,7 @@ inline void match_segment(
       if (rows.skips_negative && ((roles.reads | roles.reads_value | roles.pairs) & bit) != 0)
         throw Error(
             "TypeError", "row program: segment ", number, " reads ", rows.name, " by ", rows.index_name,
-            ", which skips negative elements: only rows that are not read can be skipped");
+            ", which skips negative elements. Only rows that are written and not read may be skipped");
       match_index(rows, plan.device, false, location);
       place |= is_type<std::int32_t>(rows.index->dtype()) ? sgl::kIndexed : sgl::kLongIndexed;
       if (rows.block != 0) plan.places |= sgl::kInBlocks;

@@ -102,6 +102,21 @@ def test_a_graph_is_without_an_op_that_was_lost_before_or_after_it_was_compiled(
         torch.testing.assert_close(graph(x), gate * 100)
 
 
+def test_a_graph_counts_no_call_that_is_left(kernels):
+    def layer(x):
+        kernels.left("silu_and_mul")
+        return x + 1
+
+    graphs = []
+    compiled = torch.compile(layer, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)
+    for _ in range(2):
+        compiled(torch.ones(2))
+    assert len(graphs) == 1
+    assert report() == []
+    layer(torch.ones(2))
+    assert [use.own_calls for use in report()] == [1]
+
+
 @pytest.fixture(autouse=True)
 def no_capture(monkeypatch):
     """A torch without CUDA cannot be asked."""

@@ -595,7 +595,7 @@ def test_rows_that_are_read_cannot_be_skipped(programs, device):
         ("scale", lambda: programs.scale_some(x, x[:, :1].contiguous(), index, out)),
         ("cos_sin", lambda: programs.rope_some(x[:, None], x, index)),
     ):
-        said = f"segment 0 reads {name} by index, which skips negative elements: only rows that are not read can be sk"
+        said = f"segment 0 reads {name} by index, which skips negative elements. Only rows that "
         with pytest.raises(TypeError, match=f"^row program: {said}"):
             call()
     assert out.isnan().all()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -95,7 +95,7 @@ def identity(ops: Mapping[str, frozenset[str]]) -> str:
     return " ".join(f"{overload(op)} {sorted(devices)}" for op, devices in sorted(ops.items()))
 
 
-def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: int = _ROWS) -> bool:
+def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: int | None = None) -> bool:
     """Whether an op takes tensors of the strides and dtypes of these fake ones; what must be built for it is built.
 
     Args:
@@ -105,12 +105,13 @@ def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: in
         most: the rows of a tensor that has more, or whose number is not known. By default a GPU gets as many rows as
             the graph has, or few and many where their number is not known: a graph cannot do without the op later.
     """
+    limit = _ROWS if most is None else most
     signature: tuple[Any, ...] = tuple(
-        (name, _layout(x, most) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items()
+        (name, _layout(x, limit) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items()
     )
-    call = functools.partial(_try, op, arguments, most)
+    call = functools.partial(_try, op, arguments, limit)
     rows = arguments.get("q", next(x for x in arguments.values() if isinstance(x, torch.Tensor)))
-    if most == _ROWS and rows.device.type in _BY_ROWS:
+    if most is None and rows.device.type in _BY_ROWS:
         call = functools.partial(_try_all, op, arguments, rows)
         signature += (rows.shape[0] if is_known(rows.shape[0]) else None,)
     return ADAPTER.attempt_once(op, call, _answers.setdefault(signature, {}), (op, *kind))
@@ -141,14 +142,18 @@ def _try_all(op: str, arguments: Mapping[str, Any], like: torch.Tensor) -> None:
     tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
 
     def elements(rows: int) -> int:
-        return max(math.prod(_sizes(x, rows)) for x in tensors)
+        return max(_extent(x, rows) for x in tensors)
 
     def call(rows: int) -> None:
-        if rows == 1 or elements(rows) <= MOST_ELEMENTS:
+        if rows == 1:
             _try(op, arguments, rows)
+        elif elements(rows) <= MOST_ELEMENTS:
+            with contextlib.suppress(Refused):  # no memory is left for so many
+                _try(op, arguments, rows)
 
     if all(is_known(size) for x in tensors for size in x.shape):
-        call(max(1, min(like.shape[0], MOST_ELEMENTS // max(1, elements(1)))))
+        row = max(1, elements(2) - elements(1))
+        _try(op, arguments, max(1, min(like.shape[0], MOST_ELEMENTS // row)))
     else:
         try_rows(call, 1, like.device.type)
 
@@ -165,6 +170,11 @@ def _try(op: str, arguments: Mapping[str, Any], most: int) -> None:
 
 
 def _sample(x: torch.Tensor, most: int) -> torch.Tensor:
-    sizes, strides = _sizes(x, most), _strides(x, most)
-    extent = max(0, 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)))
-    return torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, strides)
+    memory = torch.zeros(_extent(x, most), dtype=x.dtype, device=x.device)
+    return memory.as_strided(_sizes(x, most), _strides(x, most))
+
+
+def _extent(x: torch.Tensor, most: int) -> int:
+    """Elements from the first to the last; what lies between rows is memory, too."""
+    pairs = zip(_sizes(x, most), _strides(x, most), strict=True)
+    return max(0, 1 + sum((size - 1) * stride for size, stride in pairs))

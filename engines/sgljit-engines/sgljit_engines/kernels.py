@@ -96,10 +96,12 @@ class Kernels:
 
     def left(self, name: str) -> None:
         """Count a call that the engine's own code takes without a question, for ``report``."""
+        if torch.compiler.is_compiling():
+            return
         key = (name, "other calls")
         if key not in self._uses:
             self._uses[key] = self.adapter.use(name, key)
-            self._uses[key].why = "their options or tensors are none that the op takes"
+            self._uses[key].why = "the op does not take their options or tensors"
         self._count(self._uses[key], ran=False)
 
     @staticmethod

@@ -43,7 +43,7 @@ enum : unsigned {  // no variables, see device::details::is_same
   kUInt8,
   kNoElement = 15,
 };
-/// \brief The type of the element types in the name of a kernel with one of fp8: by it, it gets fp8.cuh.
+/// \brief Element types with fp8 among them: the core includes fp8.cuh for a kernel whose name has this type.
 enum TypesWithFp8 : unsigned long long {};
 
 namespace details {

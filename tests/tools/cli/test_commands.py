@@ -77,7 +77,7 @@ def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_pat
 
 def test_a_list_publishes_nothing_and_says_so(tmp_path):
     said = _sgljit(tmp_path, "prepare", "--model", str(tmp_path), "--list", "--push", "llama", status=1)
-    assert said == "error: --list builds nothing, so that --push has nothing to publish: leave out one of them\n"
+    assert said == "error: --list builds nothing, so --push has nothing to publish: leave out one of them\n"
 
 
 def test_a_wheel_that_is_to_be_signed_fails_before_anything_is_compiled(tmp_path):

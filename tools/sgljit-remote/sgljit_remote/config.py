@@ -58,7 +58,7 @@ def settings(named: str = "") -> Settings:
     scheme, _, rest = named.partition("://")
     if scheme.lower() == "file" and rest.partition("/")[0] not in ("", "localhost"):
         raise ConfigError(
-            f"SGLJIT_REMOTE is {named!r}, where {rest.partition('/')[0]!r} is a host, and no file is on another host; "
+            f"SGLJIT_REMOTE is {named!r}; a file URL cannot name a host, here {rest.partition('/')[0]!r}: "
             f"write file:///{rest} for the directory /{rest}"
         )
     key = given.get("SGLJIT_SIGNING_KEY")

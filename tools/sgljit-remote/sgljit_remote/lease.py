@@ -121,14 +121,15 @@ def _taken_over(remote: Remote, lease: str, seen: bytes | None, token: bytes) ->
 
 
 class Held:
-    """A lease of this process. A thread renews it until its release, and no longer than anybody waits."""
+    """A lease of this process. A thread may renew it until its release, and no longer than anybody waits."""
 
-    def __init__(self, remote: Remote, name: str) -> None:
+    def __init__(self, remote: Remote, name: str, *, is_renewed: bool) -> None:
         self._remote, self._lease = remote, lease_name(name)
         self.is_over = threading.Event()  # set it to renew the lease no more
         self._thread = threading.Thread(target=self._renew, name="sgljit-lease", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread is left: others wait for less long
-            self._thread.start()
+        if is_renewed:
+            with contextlib.suppress(RuntimeError):  # no thread is left: others wait for less long
+                self._thread.start()
 
     def _renew(self) -> None:
         end = time.monotonic() + MOST_SECONDS

@@ -47,7 +47,9 @@ def sgljit_build_finished(key: str, directory: Path, outcome: str) -> None:
     from .objects import Artifact
 
     found = lookup.read(directory, directory.parents[4])
-    if found is not None:
+    if found is None:
+        session.release(key)
+    else:
         session.publish(Artifact(found.manifest, found.payload))
 
 

@@ -185,16 +185,19 @@ class Session:
             return self._guarded(look)
         return self._found_or_leased(object_name(location, toolchain_key), location.name, look)
 
-    def _found_or_leased(self, name: str, key: str, look: Callable[[], T | None]) -> T | None:
+    def _found_or_leased(
+        self, name: str, key: str, look: Callable[[], T | None], *, is_renewed: bool = True
+    ) -> T | None:
         """The answer of ``look``, now or when another machine has published; None where this one is to compile.
 
         Args:
             key: of the lease, for ``release``.
+            is_renewed: whether the lease is renewed until then.
         """
         found = self._guarded(look)
         if found is not None or name in self._refused or not self._may_compile_for_all():
             return found
-        return self._guarded(lambda: self._by_another(name, key, look))
+        return self._guarded(lambda: self._by_another(name, key, look, is_renewed))
 
     def _may_compile_for_all(self) -> bool:
         """Whether what is compiled here is published, so that other machines may wait for it."""
@@ -216,7 +219,7 @@ class Session:
 
         return lease.Patience()
 
-    def _by_another(self, name: str, key: str, look: Callable[[], T | None]) -> T | None:
+    def _by_another(self, name: str, key: str, look: Callable[[], T | None], is_renewed: bool) -> T | None:
         """Wait for another machine that compiles the object; None where this one is to compile it."""
         from . import lease
 
@@ -226,7 +229,7 @@ class Session:
             self._remote.refuse(lease.lease_name(name), str(error))
             return None
         if found is None:
-            self._leased[key] = lease.Held(self._remote, name)
+            self._leased[key] = lease.Held(self._remote, name, is_renewed=is_renewed)
         return found
 
     def release(self, key: str) -> None:
@@ -242,14 +245,17 @@ class Session:
 
         One that was brought and did not serve was compiled beside other files, which no key covers.
         """
-        if self._is_down or (signer := self._signer()) is None:
-            return
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
-        names = {object_name(location, toolchain_key), object_name(location, None)}
-        has_not_served = any(index.is_at(place, location, toolchain_key) for place in self._brought)
-        replace = has_not_served or not names.isdisjoint(self._refused)
-        self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
-        self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
+        try:
+            if self._is_down or (signer := self._signer()) is None:
+                return
+            names = {object_name(location, toolchain_key), object_name(location, None)}
+            brought = tuple(self._brought)  # to which other threads add
+            has_not_served = any(index.is_at(place, location, toolchain_key) for place in brought)
+            replace = has_not_served or not names.isdisjoint(self._refused)
+            self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
+        finally:
+            self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
     @property
     def trusted(self) -> tuple[TrustedKey, ...]:
@@ -268,7 +274,8 @@ class Session:
 
         Args:
             unpack: verifies the object, or raises RefusedObjectError.
-            is_leased: where it is missing, one machine makes it for all, and ends its lease by ``give``.
+            is_leased: where it is missing, one machine makes it for all, and ends its lease by ``give``. The lease is
+                not renewed: nobody says when it could not be made.
         """
         if self._is_down:
             return None
@@ -282,15 +289,17 @@ class Session:
                 self._remote.refuse(name, str(error))
                 return None
 
-        return self._found_or_leased(name, name, look) if is_leased else self._guarded(look)
+        return self._found_or_leased(name, name, look, is_renewed=False) if is_leased else self._guarded(look)
 
     def give(self, name: str, pack: Callable[[Ed25519PrivateKey | None], bytes]) -> None:
         """Publish an object of another kind, packed and signed by the caller, unless it is there."""
-        if self._is_down or (signer := self._signer()) is None:
-            return
-        content, replace = pack(*signer), name in self._refused
-        self._guarded(lambda: count(published=self._remote.put(name, content, replace=replace)))
-        self.release(name)
+        try:
+            if self._is_down or (signer := self._signer()) is None:
+                return
+            content, replace = pack(*signer), name in self._refused
+            self._guarded(lambda: count(published=self._remote.put(name, content, replace=replace)))
+        finally:
+            self.release(name)
 
     def _guarded(self, call: Callable[[], T | None]) -> T | None:
         """Call what may find the remote down: it is not asked again then."""

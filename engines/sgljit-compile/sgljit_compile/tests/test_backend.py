@@ -224,6 +224,17 @@ def test_an_op_is_tried_with_as_many_rows_as_a_graph_has(rows, expected, tried):
     assert len(tried) == 2
 
 
+def test_an_op_is_tried_with_the_rows_that_its_caller_names(tried):
+    assert ops.works("fused_add_rmsnorm", (72,), added(torch.empty(128, 72, device="meta")), most=64)
+    assert tried == [64]
+
+
+def test_the_memory_between_rows_counts_for_a_trial(tried):
+    apart = torch.empty_strided((1 << 17, 72), (1 << 13, 1), device="meta")
+    assert ops.works("fused_add_rmsnorm", (72,), added(apart))
+    assert tried == [(1 << 24) >> 13]
+
+
 def test_an_op_is_tried_with_few_rows_and_many_where_a_graph_does_not_know(tried, monkeypatch):
     def try_rows(call, size, device):
         assert (size, device) == (1, "meta")

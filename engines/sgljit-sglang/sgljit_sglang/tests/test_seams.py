@@ -99,7 +99,7 @@ def test_the_report_has_calls_that_an_op_is_not_asked_for(seams, op):
         assert len(seams.theirs) == number
         (use,) = report()
         assert (use.op, use.kind, use.calls, use.own_calls) == (op, "other calls", 0, number)
-        assert use.why == "their options or tensors are none that the op takes"
+        assert use.why == "the op does not take their options or tensors"
 
 
 def test_the_report_has_norms_that_an_op_is_not_asked_for(seams):

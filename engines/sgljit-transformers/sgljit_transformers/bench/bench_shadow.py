@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-import sgljit_engines
 import sgljit_transformers
+from sgljit_engines import report
 from sgljit_tools.benchmark import Figure
 from sgljit_tools.benchmark.results import write_results
 
@@ -62,9 +62,9 @@ def row(name: str, size: dict[str, int], turns: int) -> dict[str, str | Figure]:
     norms = {share: model.model.layers[0].self_attn.q_norm for share, model in models.items()}
     ids = torch.zeros(1, 1, dtype=torch.int64)
     heads = torch.randn(1, 1, models[0.0].config.num_attention_heads, models[0.0].config.head_dim)
-    before = sum(use.calls for use in sgljit_engines.report())
+    before = sum(use.calls for use in report())
     models[0.0](ids, use_cache=False)
-    calls = sum(use.calls for use in sgljit_engines.report()) - before
+    calls = sum(use.calls for use in report()) - before
     step, times = float("inf"), dict.fromkeys(norms, float("inf"))
     for _ in range(turns):
         step = min(step, best(lambda: models[0.0](ids, use_cache=False), 2))

@@ -330,7 +330,7 @@ def test_an_archive_that_keeps_coming_may_take_longer_than_an_artifact(server, s
             return False
         handler.send(b"", len(content))
         for start in range(0, len(content), len(content) // 5):
-            time.sleep(0.4)
+            time.sleep(0.9)
             handler.wfile.write(content[start : start + len(content) // 5])
             if left[0] and start > len(content) // 2:
                 left[0] -= 1
@@ -338,7 +338,7 @@ def test_an_archive_that_keeps_coming_may_take_longer_than_an_artifact(server, s
         return True
 
     server.fault = slow
-    assert session(timeout=1).fetch(LOCATION, TOOLCHAIN, cache) == cache  # after 2 s
+    assert session(timeout=3).fetch(LOCATION, TOOLCHAIN, cache) == cache  # after 4.5 s
 
 
 def test_one_bad_artifact_of_an_archive_hides_no_other(server, session, cache, said):

@@ -138,23 +138,38 @@ def test_a_machine_at_work_is_waited_for_longer_than_one_that_died(server, write
     assert found == [cache]
 
 
-@pytest.mark.parametrize("end", ["release", "down", "late"])
+@pytest.mark.parametrize("end", ["release", "down", "down, then published", "late"])
 def test_a_lease_is_renewed_no_longer_than_it_serves(server, writer, cache, monkeypatch, end):
     monkeypatch.setattr(lease, "SECONDS", 0.2)
-    monkeypatch.setattr(lease, "MOST_SECONDS", 1.0 if end == "late" else 60.0)
+    monkeypatch.setattr(lease, "MOST_SECONDS", 5.0 if end == "late" else 60.0)
     one = writer(timeout=2)
     assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
     held = one._leased[LOCATION.name]
-    while server.requests.count(f"PUT {LEASE}") < 3:
+    while server.requests.count(f"PUT {LEASE}") < 3 and held._thread.is_alive():
         time.sleep(0.05)
+    assert server.requests.count(f"PUT {LEASE}") >= 3
     if end == "release":
         one.release(LOCATION.name)
     elif end == "down":
         one._is_down = True
         one.release(LOCATION.name)
+    elif end == "down, then published":
+        one._is_down = True
+        one.publish(ONE)
     held._thread.join(30)
     assert not held._thread.is_alive()
     assert server.objects[LEASE].startswith(lease.RELEASED) == (end == "release")
+
+
+def test_a_lease_that_nobody_may_end_is_not_renewed(server, writer, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 0.2)
+    one = writer()
+    assert one.bring("kernel.bin", 1 << 20, bytes, is_leased=True) is None
+    time.sleep(1)
+    assert server.requests.count("PUT /kernel.lease") == 1
+    one.give("kernel.bin", lambda _: b"made")
+    assert server.objects["/kernel.bin"] == b"made"
+    assert server.objects["/kernel.lease"].startswith(lease.RELEASED)
 
 
 def test_a_lease_that_cannot_be_renewed_is_no_error(server, writer, cache, monkeypatch, said):

@@ -122,7 +122,9 @@ def _verify(file: Path, staging: Path, place: Path) -> None:
     except ManifestError as error:
         raise ArchiveError(f"{file}: {place} is damaged: {error}") from error
     if artifact is None:
-        raise ArchiveError(f"{file}: {place} is not there, or SGLJIT_TRUSTED_KEYS has no key that signed it")
+        is_there = (staging / place / FILE).is_file()
+        reason = "no key of SGLJIT_TRUSTED_KEYS has signed it" if is_there else "it is not there"
+        raise ArchiveError(f"{file}: {place} is not used: {reason}")
     manifest = artifact.manifest
     extra = {path.name for path in artifact.directory.iterdir()} - {FILE, manifest.payload, _SIGNATURE}
     if manifest.location.path / manifest.entry_name() != place or extra:

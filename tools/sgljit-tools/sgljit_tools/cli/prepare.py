@@ -98,7 +98,7 @@ def prepare(
     from sgljit_engines.shapes import read_config
 
     if push and only_list:
-        raise SgljitError("--list builds nothing, so that --push has nothing to publish: leave out one of them")
+        raise SgljitError("--list builds nothing, so --push has nothing to publish: leave out one of them")
     freeze("on")
     publish = added("cache.push", "--push") if push else None
     shape = read_config(model, tensor_parallel, dtype)
