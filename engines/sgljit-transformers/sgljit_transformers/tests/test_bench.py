@@ -45,6 +45,7 @@ def test_a_tiny_model(device: str, tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_what_shadow_costs_a_tiny_model(tmp_path: Path):
     page = tmp_path / "page.md"
     command = (
