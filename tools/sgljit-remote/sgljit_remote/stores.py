@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from sgljit_core.errors import UntrustedCacheError
+
 from . import owned, web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
@@ -69,7 +71,12 @@ class DirectoryStore(Store):
             if self._root.is_dir():
                 return False
             raise RemoteUnavailableError(f"{self._root} is not a directory") from None
-        except PermissionError as error:  # also an owner that is not trusted
+        except UntrustedCacheError as error:
+            others = (
+                "trust what is signed (SGLJIT_TRUSTED_KEYS), or anybody who can write there (SGLJIT_REMOTE_UNSIGNED=1)"
+            )
+            raise RemoteUnavailableError(f"{error}. Or {others}") from error
+        except PermissionError as error:
             raise RemoteUnavailableError(str(error)) from error
         except OSError as error:
             raise TryAgainError(str(error)) from error
