@@ -69,7 +69,7 @@ SGL_DEVICE float2 to_fp32x2(uint8x2_t x) {
 SGL_DEVICE float4 to_fp32x4(float4 x) {
   return x;
 }
-// The next six are defined in fp8.cuh.
+// fp8.cuh defines the next six, and has uses for the macros below.
 SGL_DEVICE float to_fp32(fp8_e4m3_t x);
 SGL_DEVICE float to_fp32(fp8_e5m2_t x);
 SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x);

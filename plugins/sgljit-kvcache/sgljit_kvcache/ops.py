@@ -26,9 +26,9 @@ def store_cache(
         k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``, of the same dtype. Or in blocks,
             [blocks, block_size, heads, dim], whose slots are ``block * block_size + place``; blocks, places and heads
             may be any distance apart, such as in a tensor of both caches. Blocks that interleave are refused.
-        indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. Tokens with
-            one slot leave elements of any of them there, also a mix. On the CPU one out of range is refused; on CUDA
-            only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
+        indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. If
+            tokens share a slot, each of its elements is that of one of them. On the CPU one out of range is refused; on
+            CUDA only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
         heads_first: whether blocks are [blocks, heads, block_size, dim]: HND in place of NHD.
 
     Raises:

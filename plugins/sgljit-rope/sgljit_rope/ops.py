@@ -117,7 +117,7 @@ def apply_rope_inplace_with_kvcache(
         k_cache, v_cache: [slots, heads, head_dim] and [slots, heads, v_head_dim], with the heads of ``k`` and of ``v``,
             of their dtype: a cache in FP8 would need a scale.
         out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored.
-            Tokens with one slot leave elements of any of them there, also a mix. One out of range: as for
+            If tokens share a slot, each of its elements is that of one of them. One out of range: as for
             ``positions``.
 
     Raises:

@@ -91,7 +91,7 @@ def test_a_machine_that_died_is_waited_for_no_longer_than_the_limit(server, writ
 
 
 def fetch_at_once(sessions, cache):
-    """What each of several machines has found, and how many are to compile. The first of these publishes."""
+    """Let several machines miss an artifact at once; how many of them compile. The first of these publishes it."""
     found, compiling = [], []
 
     def fetch(one):
