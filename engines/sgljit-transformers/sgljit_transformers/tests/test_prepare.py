@@ -19,10 +19,12 @@ from .tiny import MODELS, config, match, transformers
 
 _GENERATE = """
     import sys, torch, sgljit_core, sgljit_transformers
+    from sgljit_engines import kernels
     from transformers import AutoConfig, AutoModelForCausalLM
     directory, device, frozen = sys.argv[1:]
     if frozen == "frozen":
         sgljit_core.freeze("error")
+    kernels.MOST_ELEMENTS = 1 << 17  # of rows as short as these, more are tried than `prepare` builds for
     config = AutoConfig.from_pretrained(directory)
     net = AutoModelForCausalLM.from_config(config, dtype=config.dtype).eval().to(device)
     assert sgljit_transformers.enable(net)
@@ -58,9 +60,7 @@ def test_a_prepared_model_generates_with_compiling_forbidden(name, device, tmp_p
     python("-c", script, model, device, "free", cache=tmp_path / "cold")
     prepared, cold = artifacts(tmp_path / "prepared"), artifacts(tmp_path / "cold")
     assert cold <= prepared
-    more = prepared - cold  # rotations of more tokens than these have a kernel of their own on a GPU
-    assert device == "cuda" or not more
-    assert all("/rope/" in artifact for artifact in more)
+    assert device == "cuda" or cold == prepared  # on a GPU many tokens have kernels of their own
 
 
 _COMMON = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
