@@ -87,6 +87,7 @@ struct Roles {
   unsigned uses_dtype = 0;
   unsigned pairs = 0;        ///< has one element for each pair, or several
   unsigned writes_list = 0;  ///< those of `writes_value` that have `list_size` values for each row
+  unsigned lacks = 0;        ///< stored by the other segments that have this program
   int reductions = 0;
   int sums = 0;  ///< those whose bits depend on the order of the elements: a largest value is none
   int kept = 0;
@@ -439,7 +440,7 @@ struct ProgramCall {
         segment.data[n] = rows.data;
         segment.stride[n] = rows.stride * rows.element_bytes();
         segment.inner_stride[n] = rows.inner_stride * rows.element_bytes();
-        segment.places[n] = place_of(rows);
+        segment.places[n] = (segments[i].bound >> n & 1) != 0 ? place_of(rows) : sgl::RowPlace{};
       }
     }
   }
@@ -610,6 +611,10 @@ struct RowProgram {
   static void s_match(const F& f, const details::SegmentRows (&segments)[kSegments], Call& call, DebugInfo location) {
     details::Roles roles[kSegments];
     s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
+    for (int i = 0; i < sgl::details::alike_of<F>() && sgl::details::alike_of<F>() > 1; ++i) {
+      roles[i].lacks = roles[i].writes & ~(segments[i].bound | roles[i].reads | roles[i].stores_early);
+      roles[i].writes &= ~roles[i].lacks;
+    }
     call.match(segments, roles, location);
   }
 
@@ -959,6 +964,13 @@ inline bool may_peel(const Rows* const* operands, const Roles& roles, int num_op
   return like != nullptr;
 }
 
+inline void refuse_missing(unsigned operands, int segment) {
+  if (operands == 0) return;
+  throw Error(
+      "TypeError", "row program: segment ", segment, " uses operand ", __builtin_ctz(operands),
+      ", which was not passed");
+}
+
 /// Checks the operands of one segment, and adds what they say to the plan.
 inline void match_segment(
     const Rows* const* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
@@ -970,10 +982,7 @@ inline void match_segment(
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   bool has_gaps = false;
   int num_inputs = 0;
-  if (const unsigned missing = asks & ~bound; missing != 0)
-    throw Error(
-        "TypeError", "row program: segment ", number, " uses operand ", __builtin_ctz(missing),
-        ", which was not passed");
+  refuse_missing(asks & ~bound, number);
   if (const unsigned unstored = roles.stores_early & ~roles.writes; unstored != 0)
     throw Error(
         "TypeError", "row program: segment ", number, " keeps a value for operand ", __builtin_ctz(unstored),
@@ -1246,7 +1255,13 @@ SGL_INLINE void match_program(
     plan.is_flat = plan.is_flat && segment.inner == 1;
     if (plan.kept < roles[i].kept) plan.kept = roles[i].kept;
   }
-  for (int i = 0; i < num_segments; ++i) refuse_unchecked_rows(segments[i], roles[i], plan.seen, num_operands);
+  for (int i = 0; i < num_segments; ++i) {
+    refuse_unchecked_rows(segments[i], roles[i], plan.seen, num_operands);
+    // A kernel looks for a row by its index; without an index it would store.
+    for (unsigned lacks = roles[i].lacks; lacks != 0; lacks &= lacks - 1)
+      if ((sgl::four_bits(plan.places, __builtin_ctz(lacks)) & (sgl::kIndexed | sgl::kLongIndexed)) == 0)
+        refuse_missing(lacks, i);
+  }
   for (int i = 1; i < num_segments; ++i) {
     for (int j = 0; j < i; ++j) {
       if (plans[j].num_rows > 0 && plans[i].num_rows > 0)

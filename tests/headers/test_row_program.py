@@ -471,7 +471,8 @@ def test_a_prologue_of_several_stages(programs, device, dtype):
 
 @each_device
 @each_dtype
-def test_each_segment_has_its_own_program(programs, device, dtype):
+@pytest.mark.parametrize("op", ["attention", "alike_attention"])
+def test_each_segment_has_its_own_program_or_that_of_the_first(programs, op, device, dtype):
     for tokens, q_heads, kv_heads, size, paired in ((0, 4, 2, 64, 64), (1, 32, 8, 128, 128), (9, 4, 2, 128, 64)):
         qkv = random(tokens, (q_heads + 2 * kv_heads) * size, dtype=dtype, device=device)
         parts = qkv.split([q_heads * size, kv_heads * size, kv_heads * size], -1)
@@ -486,7 +487,7 @@ def test_each_segment_has_its_own_program(programs, device, dtype):
         wanted = [
             rotated(rms_norm(x, weight), cos_sin, positions, "neox") for x, weight in zip((q, k), weights, strict=True)
         ]
-        programs.attention(q, k, v, *weights, cos_sin, positions, *caches, slots, EPS)
+        getattr(programs, op)(q, k, v, *weights, cos_sin, positions, *caches, slots, EPS)
         expect(q, wanted[0], 4 * CLOSE[dtype])
         expect(k, wanted[1], 4 * CLOSE[dtype])
         assert torch.equal(v, before)
@@ -495,7 +496,14 @@ def test_each_segment_has_its_own_program(programs, device, dtype):
             stored[slots[slots >= 0]] = x[slots >= 0]
             assert torch.equal(cache, stored)
     with pytest.raises(TypeError, match="row program: segment 0 uses operand 1, which was not passed"):
-        programs.attention_without_cache(torch.ones(1, 1, 64, dtype=dtype, device=device))
+        getattr(programs, f"{op}_without_weight")(torch.ones(1, 1, 64, dtype=dtype, device=device))
+
+
+@each_device
+def test_a_segment_may_lack_only_rows_that_others_store_by_an_index(programs, device):
+    q, cache = (torch.ones(3, 1, 64, device=device) for _ in range(2))
+    with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):
+        programs.attention_without_slots(q, torch.ones(64, device=device), torch.ones(3, 64, device=device), cache)
 
 
 @each_device
@@ -808,6 +816,8 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Affine", 3, 128, 0, True, 0x222, FLAT | 0x040, IS_MAP | HAS_TAIL | shape(0, 0, 8, 0)),
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(6, 2, 1, 8), shape(6, 2, 1, 8)),
     ("Attention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),
+    ("AlikeAttention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),
+    ("AlikeAttention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, n, 8) for n in (8, 4)], shape(128, 0, 8, 16)),
     ("Prologue", 4, 128, 0, True, 0x2022, 0x2240, shape(128, 128, 8, 8)),
     ("Rope<sgl::Neox>", 3, 128, 7, True, 0x202, 0x020, *[IS_DOUBLE | shape(128, 128, 8, 8)] * 2),
     ("Rope<sgl::Interleaved>", 3, 128, 7, True, 0x202, 0x020, *[IS_DOUBLE | shape(128, 64, 8, 16)] * 2),
@@ -836,6 +846,7 @@ def test_every_form_compiles_for_every_architecture(family, arch):
             "Ranked",
             "Affine",
             "Attention",
+            "AlikeAttention",
             "Prologue",
         )
         kernel = "device::row_program" if has_fields else "device::row_program_without_fields"

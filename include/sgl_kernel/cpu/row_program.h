@@ -253,6 +253,7 @@ struct ProgramRow {
     const auto& place = m_segment.places[kOperand];
     if constexpr (s_has(kOperand, sgl::kForAll)) return m_segment.data[kOperand];
     std::int64_t outer = m_outer;
+    if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && place.index == nullptr) return nullptr;
     if constexpr (s_has(kOperand, sgl::kIndexed)) outer = static_cast<const std::int32_t*>(place.index)[outer];
     if constexpr (s_has(kOperand, sgl::kLongIndexed)) outer = static_cast<const std::int64_t*>(place.index)[outer];
     if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;

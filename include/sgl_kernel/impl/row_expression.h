@@ -284,10 +284,18 @@ SGL_HD auto identity_of(const M& monoid) {
 template <typename F, typename Row>
 inline constexpr bool kHasSegments = requires(const F& f, const Row& row) { f(row, Segment<0>{}); };
 
+/// How many of the first segments have the program of the first.
+template <typename F>
+SGL_UNCALLED constexpr int alike_of() {
+  if constexpr (requires { F::kAlike; }) return F::kAlike;
+  else return 1;
+}
+
 /// What the program of a segment stores.
 template <int kNumber, typename F, typename Row>
 SGL_HD auto run_segment(const F& f, const Row& row) {
-  if constexpr (requires { f(row, Segment<kNumber>{}); }) return f(row, Segment<kNumber>{});
+  constexpr int kProgram = kNumber < alike_of<F>() ? 0 : kNumber;
+  if constexpr (requires { f(row, Segment<kProgram>{}); }) return f(row, Segment<kProgram>{});
   else return f(row);
 }
 

@@ -253,18 +253,19 @@ void rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions) 
   rope_program<Order>({}, {of(heads("q", q)), of(heads("k", k))});
 }
 
-RowProgram<Attention, 3> attention_program{"row_programs.h"};
+template <typename F>
+RowProgram<F, 3> attention_program{"row_programs.h"};
 
+template <typename F>
 void attention(
     TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
     TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
-  using F = Attention;
-  const auto& program = attention_program;
+  const auto& program = attention_program<F>;
   const auto angles = repeated(indexed(rows("cos_sin", cos_sin), "positions", positions));
   const auto cache = [&](const char* name, const TensorView& tensor) {
     return indexed(heads(name, tensor), "slots", slots, true);
   };
-  attention_program(
+  attention_program<F>(
       {eps}, {program.rows(F::x = heads("q", q), F::weight = shared_row("q_weight", q_weight), F::cos_sin = angles),
               program.rows(
                   F::x = heads("k", k), F::weight = shared_row("k_weight", k_weight), F::cos_sin = angles,
@@ -272,10 +273,19 @@ void attention(
               program.rows(F::x = heads("v", v), F::cache = cache("v_cache", v_cache))});
 }
 
-void attention_without_cache(TensorView q) {
-  using F = Attention;
-  const auto x = attention_program.rows(F::x = heads("q", q));
-  attention_program({0}, {x, x, x});
+template <typename F>
+void attention_without_weight(TensorView q) {
+  const auto x = attention_program<F>.rows(F::x = heads("q", q));
+  attention_program<F>({0}, {x, x, x});
+}
+
+void attention_without_slots(TensorView q, TensorView weight, TensorView cos_sin, TensorView cache) {
+  using F = AlikeAttention;
+  const auto& program = attention_program<F>;
+  const auto x = heads("q", q);
+  const auto of =
+      program.rows(F::x = x, F::weight = shared_row("weight", weight), F::cos_sin = repeated(rows("", cos_sin)));
+  attention_program<F>({0}, {of, of, program.rows(F::x = x, F::cache = heads("cache", cache))});
 }
 
 // example: row_program_prologue_host
@@ -335,5 +345,8 @@ SGL_EXPORT(unused_but_for_its_dtype, (unused<true>))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))
-SGL_EXPORT(attention, (attention))
-SGL_EXPORT(attention_without_cache, (attention_without_cache))
+SGL_EXPORT(attention, (attention<Attention>))
+SGL_EXPORT(alike_attention, (attention<AlikeAttention>))
+SGL_EXPORT(attention_without_weight, (attention_without_weight<Attention>))
+SGL_EXPORT(alike_attention_without_weight, (attention_without_weight<AlikeAttention>))
+SGL_EXPORT(attention_without_slots, (attention_without_slots))

@@ -406,6 +406,18 @@ struct Attention {
   }
 };
 
+/// The same, where q and k have one program: q has no cache.
+struct AlikeAttention : Attention {
+  static constexpr int kAlike = 2;
+
+  template <typename Row, int kNumber>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<kNumber>) const {
+    static_assert(kNumber != 1);
+    if constexpr (kNumber == 0) return Attention::operator()(row, sgl::Segment<1>{});
+    else return Attention::operator()(row, sgl::Segment<kNumber>{});
+  }
+};
+
 struct MostOperands {
   SGL_OPERANDS(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
 };

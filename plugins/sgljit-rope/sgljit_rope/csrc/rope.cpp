@@ -85,20 +85,23 @@ void launch(const Call& call) {
     table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
   const auto angles = repeated(indexed(table, "positions", call.positions));
   // An operand that a program does not use may be any.
-  const auto of = [&](const Rows& x, const char* name, const TensorView* weight, const Rows& cache) {
-    const auto weights = weight != nullptr ? shared_row(name, *weight).floats() : x;
-    return layer.rows(F::x = x, F::weight = weights, F::cos_sin = angles, F::cache = cache);
+  const auto weight_of = [](const Rows& x, const char* name, const TensorView* weight) {
+    return weight != nullptr ? shared_row(name, *weight).floats() : x;
   };
+  const auto q_weights = weight_of(q, "q_weight", call.q_weight), k_weights = weight_of(k, "k_weight", call.k_weight);
   if constexpr (kStored) {
     const auto slots = [&](const char* name, const TensorView& cache) {
       return indexed(heads(name, cache).typed_as(k), "out_loc", *call.out_loc, true);
     };
     const auto k_slots = slots("k_cache", *call.k_cache), v_slots = slots("v_cache", *call.v_cache);
     run<true>(
-        call, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k_slots),
+        call, {layer.rows(F::x = q, F::weight = q_weights, F::cos_sin = angles),
+               layer.rows(F::x = k, F::weight = k_weights, F::cos_sin = angles, F::cache = k_slots),
                layer.rows(F::x = heads_like("v", *call.v, q, v_slots), F::cache = v_slots)});
   } else {
-    run<false>(call, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k)});
+    run<false>(
+        call, {layer.rows(F::x = q, F::weight = q_weights, F::cos_sin = angles, F::cache = q),
+               layer.rows(F::x = k, F::weight = k_weights, F::cos_sin = angles, F::cache = k)});
   }
 }
 

@@ -47,13 +47,14 @@ struct Apart {
 
 /// \brief q and k are normalised as `kNorm` says, and rotated, in place; if `kStored`, k and v go to their caches too.
 ///
-/// If `kRounds`, they are rounded between the two. The segments are q, k and, if `kStored`, v.
+/// If `kRounds`, they are rounded between the two. The segments are q, k and, if `kStored`, v. q has no cache.
 template <typename Order, Norm kNorm, bool kRounds, bool kStored>
 struct Layer {
   SGL_OPERANDS(x, weight, cos_sin, cache)
   float eps;
   float sign;
   SGL_FIELDS(eps, sign)
+  static constexpr int kAlike = 2;  // q and k
 
   template <typename Row>
   SGL_HD auto rotated(const Row& row) const {
@@ -69,20 +70,12 @@ struct Layer {
       return row.pairs(order, sgl::Rotation{sign}, values, cos, sin);
     }
   }
-  /// Of q and k alike: one program is a smaller kernel than two.
-  template <typename Row>
-    requires(!kStored)
-  SGL_HD auto operator()(const Row& row) const {
-    return sgl::store(x = rotated(row));
-  }
   template <typename Row, int kNumber>
-    requires(kStored)
   SGL_HD auto operator()(const Row& row, sgl::Segment<kNumber>) const {
     if constexpr (kNumber == 0) {
-      return sgl::store(x = rotated(row));
-    } else if constexpr (kNumber == 1) {
       const auto values = rotated(row);
-      return sgl::store(x = values, cache = values);
+      if constexpr (kStored) return sgl::store(x = values, cache = values);
+      else return sgl::store(x = values);
     } else {
       return sgl::store(cache = row[x]);
     }
