@@ -54,7 +54,8 @@ struct Layer {
   float eps;
   float sign;
   SGL_FIELDS(eps, sign)
-  static constexpr int kAlike = 2;  // q and k
+  // One program of q and k is a smaller kernel than two. Only where little is computed and k is stored, two are faster.
+  static constexpr int kAlike = kStored && kNorm == Norm::kNone ? 1 : 2;
 
   template <typename Row>
   SGL_HD auto rotated(const Row& row) const {
@@ -72,9 +73,9 @@ struct Layer {
   }
   template <typename Row, int kNumber>
   SGL_HD auto operator()(const Row& row, sgl::Segment<kNumber>) const {
-    if constexpr (kNumber == 0) {
+    if constexpr (kNumber < 2) {
       const auto values = rotated(row);
-      if constexpr (kStored) return sgl::store(x = values, cache = values);
+      if constexpr (kStored && (kNumber == 1 || kAlike == 2)) return sgl::store(x = values, cache = values);
       else return sgl::store(x = values);
     } else {
       return sgl::store(cache = row[x]);
