@@ -82,9 +82,7 @@ template <uint32_t kThreads>
   if constexpr (kThreads <= kWarpThreads) {
     return warp::reduce_sum<float, kThreads>(value);
   } else {
-    float sums[] = {value};
-    cta::all_reduce<kThreads>(sums, smem, 0.0f, [](float a, float b) { return a + b; });
-    return sums[0];
+    return cta::all_reduce<kThreads>(value, smem, 0.0f, [](float a, float b) { return a + b; });
   }
 }
 
