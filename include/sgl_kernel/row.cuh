@@ -213,14 +213,6 @@ struct Stripes {
     return {k, k * kThreads + thread};
   }
 
-  /// \brief Calls `body(part)` for each vector of this thread.
-  template <typename Body>
-  SGL_DEVICE void each(const Body& body) const {
-#pragma unroll
-    for (uint32_t k = 0; k < kHeld; ++k)
-      if (has(k)) body(part(k));
-  }
-
   /// \brief Loads the row; its address is a multiple of a vector, up to 16 bytes.
   template <typename T>
   SGL_DEVICE auto load(const T* row) const {
@@ -277,7 +269,9 @@ struct Stripes {
   template <typename M, typename Of>
   SGL_DEVICE auto reduce(const M& monoid, const Of& of) const {
     auto state = monoid.identity();
-    each([&](const auto& part) { details::merge<kElements>(monoid, state, of, part, part.index * kElements); });
+#pragma unroll
+    for (uint32_t k = 0; k < kHeld; ++k)
+      if (has(k)) details::merge<kElements>(monoid, state, of, part(k), part(k).index * kElements);
     return state;
   }
 
@@ -285,9 +279,9 @@ struct Stripes {
   template <bool kMax, typename Terms>
   SGL_DEVICE auto m_reduce(const Terms& terms) const {
     auto reduced = terms.template identity<kMax>();
-    each([&](const auto& part) {
-      sgl::details::accumulate<kMax>(reduced, details::reduced<kMax, kElements>(terms, part));
-    });
+#pragma unroll
+    for (uint32_t k = 0; k < kHeld; ++k)
+      if (has(k)) sgl::details::accumulate<kMax>(reduced, details::reduced<kMax, kElements>(terms, part(k)));
     return terms.result(reduced);
   }
 };

@@ -160,9 +160,7 @@ struct ProgramRow {
       m_has_row = m_has_row && (counts == nullptr || m_inner < counts[m_outer]);
       if (kAllHaveRows && !m_has_row) return false;  // lanes of a part of a warp take part in reductions
     }
-    if constexpr (kHasIndexes) {
-      m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
-    }
+    if constexpr (kHasIndexes) m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
     return true;
   }
 
@@ -247,14 +245,12 @@ struct ProgramRow {
 
   /// \brief An element for each pair of the row: part `index` of `count` of an operand, for `pairs`.
   template <typename Order, int kOperand>
-  SGL_DEVICE auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int count = 1) const {
+  SGL_DEVICE auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int = 1) const {
     using T = element_t<kOperand>;
     constexpr bool kInVector = device::details::is_same<Order, sgl::Interleaved>;
     constexpr uint32_t kOwn = kInVector ? div_ceil(kElements, 2u) : kElements;
     details::HeldPairs<Order, T, kOwn, kInVector ? kHeld : kHalfHeld> pairs;
-    const int64_t length = kPaired / 2;
-    (void)count;
-    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find(kOperand, kIsDouble))) + index * length;
+    const auto* begin = static_cast<const T*>(m_find(kOperand, kIsDouble)) + index * int64_t{kPaired / 2};
     m_each([&](const auto& part) {
       if (kInVector ? part.index * kElements < kPaired : part.held < kHalfHeld) {
         if (m_always_has(kOperand) || m_reads())
@@ -537,14 +533,10 @@ struct ProgramRow {
   }
 
   /// The number of a part's first element.
-  SGL_DEVICE static int64_t m_column(const RowPart& part) {
-    return part.index * kElements;
-  }
-  SGL_DEVICE static int64_t m_column(const details::PeeledPart& part) {
-    return part.head + part.index * kElements;
-  }
-  SGL_DEVICE static int64_t m_column(const details::RowElement& part) {
-    return part.index;
+  template <typename Part>
+  SGL_DEVICE static int64_t m_column(const Part& part) {
+    if constexpr (requires { part.head; }) return part.head + part.index * kElements;
+    else return part.index * (Part::kIsElement ? 1 : kElements);
   }
 
   /// The first operand that has rows of its own. Where it has n elements before a multiple of a vector's size, all
@@ -728,8 +720,7 @@ struct ProgramRow {
     } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
       if (m_skips(kOperand)) return;
       void* row = m_find(kOperand);
-      if constexpr (details::is_same<Part, details::PeeledPart>)
-        row = static_cast<element_t<kOperand>*>(row) + part.head;
+      if constexpr (requires { part.head; }) row = static_cast<element_t<kOperand>*>(row) + part.head;
       if constexpr (kHasTail) {
         if (m_count(part) != kElements) return vector.store(row, part.index, m_count(part));
       }

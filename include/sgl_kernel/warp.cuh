@@ -31,10 +31,10 @@ concept Shuffleable = requires(T value) { __shfl_xor_sync(kFullMask, value, 1); 
 /// All lanes of the warp call. `T` is a number that shuffles, or a struct of whole words of 32 bits.
 template <typename T>
 [[nodiscard]] SGL_DEVICE T exchange(const T& value, uint32_t distance) {
-  if constexpr (sizeof(T) % sizeof(uint32_t) != 0) {
-    static_assert(details::Shuffleable<T>, "warp::exchange takes fp16, bf16, or whole words of 32 bits");
+  if constexpr (sizeof(T) <= sizeof(uint32_t) && details::Shuffleable<T>) {
     return __shfl_xor_sync(kFullMask, value, static_cast<int>(distance));
   } else {
+    static_assert(sizeof(T) % sizeof(uint32_t) == 0, "warp::exchange takes fp16, bf16, or whole words of 32 bits");
     uint32_t words[sizeof(T) / sizeof(uint32_t)];
     memcpy(words, &value, sizeof(value));
 #pragma unroll
