@@ -87,6 +87,29 @@ SGL_DEVICE T update_any(T* addr, Op op) {
   }
 }
 
+template <bool kIsMax, typename T>
+SGL_DEVICE T extremum(T* addr, T value) {
+  static_assert(
+      is_half<T> || is_any_of<T, float, double> || is_wide_integer<T>,
+      "atomic::max and atomic::min take fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
+  if constexpr (has_extrema<T>) {
+    auto* const to = reinterpret_cast<native_t<T>*>(addr);
+    const auto wanted = static_cast<native_t<T>>(value);
+    return static_cast<T>(kIsMax ? atomicMax(to, wanted) : atomicMin(to, wanted));
+#if !defined(USE_ROCM)
+  } else if constexpr (is_same<T, float>) {
+    // The bits of positive floats are ordered like integers, those of negative floats in reverse; read as signed
+    // integers, negative floats are below positive ones. NaN is outside this order, and changes nothing.
+    if (value != value) return *static_cast<volatile float*>(addr);
+    if (__float_as_int(value) >= 0)
+      return __int_as_float(extremum<kIsMax>(reinterpret_cast<int*>(addr), __float_as_int(value)));
+    return __uint_as_float(extremum<!kIsMax>(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
+#endif
+  } else {
+    return update_any(addr, [value](T old) { return kIsMax ? math::max(old, value) : math::min(old, value); });
+  }
+}
+
 }  // namespace details
 
 /// \brief Add `value` to `*addr`.
@@ -111,49 +134,13 @@ SGL_DEVICE T add(T* addr, T value) {
 /// \brief Raise `*addr` to `value` if that is larger.
 template <typename T>
 SGL_DEVICE T max(T* addr, T value) {
-  if constexpr (details::has_extrema<T>) {
-    using U = details::native_t<T>;
-    return static_cast<T>(atomicMax(reinterpret_cast<U*>(addr), static_cast<U>(value)));
-  } else if constexpr (details::is_same<T, float>) {
-#if !defined(USE_ROCM)
-    // The bits of positive floats are ordered like integers, those of negative floats in reverse; read as signed
-    // integers, negative floats are below positive ones. NaN is outside this order, and changes nothing.
-    if (value != value) return *static_cast<volatile float*>(addr);
-    if (__float_as_int(value) >= 0)
-      return __int_as_float(atomicMax(reinterpret_cast<int*>(addr), __float_as_int(value)));
-    return __uint_as_float(atomicMin(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
-#else
-    return details::update_any(addr, [value](float old) { return math::max(old, value); });
-#endif
-  } else {
-    static_assert(
-        details::is_half<T> || details::is_same<T, double> || details::is_wide_integer<T>,
-        "atomic::max takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
-    return details::update_any(addr, [value](T old) { return math::max(old, value); });
-  }
+  return details::extremum<true>(addr, value);
 }
 
 /// \brief Lower `*addr` to `value` if that is smaller.
 template <typename T>
 SGL_DEVICE T min(T* addr, T value) {
-  if constexpr (details::has_extrema<T>) {
-    using U = details::native_t<T>;
-    return static_cast<T>(atomicMin(reinterpret_cast<U*>(addr), static_cast<U>(value)));
-  } else if constexpr (details::is_same<T, float>) {
-#if !defined(USE_ROCM)
-    if (value != value) return *static_cast<volatile float*>(addr);
-    if (__float_as_int(value) >= 0)
-      return __int_as_float(atomicMin(reinterpret_cast<int*>(addr), __float_as_int(value)));
-    return __uint_as_float(atomicMax(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
-#else
-    return details::update_any(addr, [value](float old) { return math::min(old, value); });
-#endif
-  } else {
-    static_assert(
-        details::is_half<T> || details::is_same<T, double> || details::is_wide_integer<T>,
-        "atomic::min takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
-    return details::update_any(addr, [value](T old) { return math::min(old, value); });
-  }
+  return details::extremum<false>(addr, value);
 }
 
 }  // namespace device::atomic

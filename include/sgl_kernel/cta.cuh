@@ -45,40 +45,57 @@ SGL_DEVICE T reduce(T value, T* smem, ReduceWarp reduce_warp, Spare spare) {
   return value;
 }
 
+/// What the results of all warps make. Every thread or warp computes it by itself, which saves the second barrier of a
+/// broadcast.
+template <uint32_t kThreads, typename T, typename Op>
+SGL_DEVICE T merge_warps(const T* of_warps, T identity, Op op) {
+  constexpr uint32_t kWarps = kThreads == 0 ? kWarpThreads : kThreads / kWarpThreads;
+  if constexpr (kWarps <= 8 || (kThreads > 0 && sizeof(T) > sizeof(uint32_t))) {  // fewer cycles than shuffles
+    T value = of_warps[0];
+#pragma unroll
+    for (uint32_t warp = 1; warp < kWarps; ++warp) value = op(value, of_warps[warp]);
+    return value;
+  } else {
+    constexpr uint32_t kLanes = kWarps <= 16 ? 16 : kWarpThreads;
+    const uint32_t num_warps = kThreads == 0 ? blockDim.x / kWarpThreads : kWarps;
+    const uint32_t warp = threadIdx.x % kLanes;
+    return device::warp::all_reduce<kLanes>(warp < num_warps ? of_warps[warp] : identity, op);
+  }
+}
+
 }  // namespace details
 
 /// \brief Reduces each of `N` values over the block: every thread gets the results, the same bits.
 ///
 /// Every thread of a one-dimensional block of whole warps calls. `smem` holds N * kWarpThreads elements. It
 /// synchronises once, inside; the caller synchronises before it uses `smem` again.
-/// \tparam kThreads of the block; 0: known at run time alone.
+/// \tparam kThreads of the block; 0: known at run time alone. \tparam T what `warp::exchange` takes.
 /// \param op associative and commutative; \param identity changes nothing.
 template <uint32_t kThreads = 0, typename T, int N, typename Op>
 SGL_DEVICE void all_reduce(T (&values)[N], T* smem, T identity, Op op) {
-  constexpr uint32_t kWarps = kThreads == 0 ? kWarpThreads : kThreads / kWarpThreads;
   static_assert(kThreads % kWarpThreads == 0, "cta::all_reduce: a block must have whole warps");
-  const uint32_t num_warps = kThreads == 0 ? blockDim.x / kWarpThreads : kWarps;
-  const uint32_t lane = threadIdx.x % kWarpThreads;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    values[i] = warp::details::butterfly<kWarpThreads>(values[i], op);
-    if (lane == 0) smem[i * kWarpThreads + threadIdx.x / kWarpThreads] = values[i];
+    values[i] = warp::all_reduce(values[i], op);
+    if (threadIdx.x % kWarpThreads == 0) smem[i * kWarpThreads + threadIdx.x / kWarpThreads] = values[i];
   }
   __syncthreads();
-  // Every thread or warp reduces the results of all warps by itself, which saves the second barrier of a broadcast.
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const T* of_warps = smem + i * kWarpThreads;
-    if constexpr (kWarps <= 8) {  // fewer cycles than shuffles
-      values[i] = of_warps[0];
-#pragma unroll
-      for (uint32_t warp = 1; warp < kWarps; ++warp) values[i] = op(values[i], of_warps[warp]);
-    } else {
-      constexpr uint32_t kLanes = kWarps <= 16 ? 16 : kWarpThreads;
-      const uint32_t warp = lane % kLanes;
-      values[i] = warp::details::butterfly<kLanes>(warp < num_warps ? of_warps[warp] : identity, op);
-    }
-  }
+  for (int i = 0; i < N; ++i) values[i] = details::merge_warps<kThreads>(smem + i * kWarpThreads, identity, op);
+}
+
+/// \brief The same of one value, which the lanes of each warp agree on already, as after `warp::all_reduce`.
+template <uint32_t kThreads = 0, typename T, typename Op>
+[[nodiscard]] SGL_DEVICE T all_reduce_warps(T value, T* smem, T identity, Op op) {
+  if (threadIdx.x % kWarpThreads == 0) smem[threadIdx.x / kWarpThreads] = value;
+  __syncthreads();
+  return details::merge_warps<kThreads>(smem, identity, op);
+}
+
+/// \brief The same of one value.
+template <uint32_t kThreads = 0, typename T, typename Op>
+[[nodiscard]] SGL_DEVICE T all_reduce(T value, T* smem, T identity, Op op) {
+  return all_reduce_warps<kThreads>(warp::all_reduce(value, op), smem, identity, op);
 }
 
 /// \brief The sum over the block: returned to warp 0, and in `smem[0]` after the caller's `__syncthreads()`.

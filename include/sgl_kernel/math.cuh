@@ -47,50 +47,42 @@ SGL_DEVICE T in_fp32(F f, T a, U... b) {
 
 }  // namespace details
 
-/// \brief The larger of `a` and `b`; element by element for packed pairs.
-template <typename T>
-[[nodiscard]] SGL_DEVICE T max(T a, T b) {
-  if constexpr (details::is_same<T, float>) {
-    return ::fmaxf(a, b);
-  } else if constexpr (details::is_same<T, double>) {
-    return ::fmax(a, b);
+namespace details {
+
+template <bool kIsMax, typename T>
+SGL_DEVICE T extremum(T a, T b) {
+  if constexpr (is_same<T, float>) {
+    return kIsMax ? ::fmaxf(a, b) : ::fminf(a, b);
+  } else if constexpr (is_same<T, double>) {
+    return kIsMax ? ::fmax(a, b) : ::fmin(a, b);
 #if defined(USE_ROCM)
-  } else if constexpr (details::is_half<T> || details::is_half2<T>) {
-    return details::in_fp32([](float x, float y) { return ::fmaxf(x, y); }, a, b);
+  } else if constexpr (is_half<T> || is_half2<T>) {
+    return in_fp32([](float x, float y) { return kIsMax ? ::fmaxf(x, y) : ::fminf(x, y); }, a, b);
 #else
-  } else if constexpr (details::is_half<T>) {
-    return __hmax(a, b);
-  } else if constexpr (details::is_half2<T>) {
-    return __hmax2(a, b);
+  } else if constexpr (is_half<T>) {
+    return kIsMax ? __hmax(a, b) : __hmin(a, b);
+  } else if constexpr (is_half2<T>) {
+    return kIsMax ? __hmax2(a, b) : __hmin2(a, b);
 #endif
   } else {
     static_assert(
-        details::is_integer<T>, "math::max takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
-    return a < b ? b : a;
+        is_integer<T>, "math::max and math::min take fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
+    return kIsMax == (a < b) ? b : a;
   }
+}
+
+}  // namespace details
+
+/// \brief The larger of `a` and `b`; element by element for packed pairs.
+template <typename T>
+[[nodiscard]] SGL_DEVICE T max(T a, T b) {
+  return details::extremum<true>(a, b);
 }
 
 /// \brief The smaller of `a` and `b`; element by element for packed pairs.
 template <typename T>
 [[nodiscard]] SGL_DEVICE T min(T a, T b) {
-  if constexpr (details::is_same<T, float>) {
-    return ::fminf(a, b);
-  } else if constexpr (details::is_same<T, double>) {
-    return ::fmin(a, b);
-#if defined(USE_ROCM)
-  } else if constexpr (details::is_half<T> || details::is_half2<T>) {
-    return details::in_fp32([](float x, float y) { return ::fminf(x, y); }, a, b);
-#else
-  } else if constexpr (details::is_half<T>) {
-    return __hmin(a, b);
-  } else if constexpr (details::is_half2<T>) {
-    return __hmin2(a, b);
-#endif
-  } else {
-    static_assert(
-        details::is_integer<T>, "math::min takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
-    return b < a ? b : a;
-  }
+  return details::extremum<false>(a, b);
 }
 
 /// \brief The absolute value; 0.0 for -0.0.

@@ -5,12 +5,11 @@
 /// \file ptx.cuh
 /// \brief All inline PTX, one instruction per function.
 ///
-/// | functions                                                             | needs |
-/// |-----------------------------------------------------------------------|-------|
-/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`, `forget`, |       |
-/// | `shared_address`, `enable_smem_spilling`                              |       |
-/// | `cp_async*`                                                           | sm_80 |
-/// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`, `elect_one` | sm_90 |
+/// | functions                                                                              | needs |
+/// |----------------------------------------------------------------------------------------|-------|
+/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`, `forget`,                  |       |
+/// | `shared_address`, `enable_smem_spilling`                                               |       |
+/// | `mbarrier_*`, `fence_barrier_init`, `grid_*`, `cluster_*`, `load_cluster`, `elect_one` | sm_90 |
 ///
 /// A call of a function that the target lacks fails to compile; only the `grid_*` pair does nothing there instead.
 /// Compiles under NVRTC. On ROCm the cache hints are plain accesses, `grid_*` and
@@ -172,38 +171,6 @@ SGL_DEVICE void store_release_system(uint64_t* ptr, uint64_t x) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
 }
 
-#if SGL_ARCH_AMPERE_OR_GREATER
-
-// ---- asynchronous copy, global to shared memory, by each thread ----
-//
-// cp_async(...); cp_async_commit(); ... cp_async_wait<0>(); __syncthreads(); then every thread may read the bytes.
-
-/// \brief Start copying `kBytes` (4, 8 or 16, and aligned to that) to shared memory; 16 bypasses L1.
-template <int kBytes>
-SGL_DEVICE void cp_async(void* smem, const void* gmem) {
-  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "ptx::cp_async copies 4, 8 or 16 bytes");
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(smem)), "l"(gmem) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(smem)), "l"(gmem), "n"(kBytes)
-                 : "memory");
-  }
-}
-
-/// \brief Close this thread's group of copies.
-SGL_DEVICE void cp_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/// \brief Wait until at most `kPending` of this thread's groups are incomplete. Other threads see the bytes after a
-/// barrier of the block.
-template <int kPending>
-SGL_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-#endif  // Ampere
-
 #if SGL_ARCH_HOPPER_OR_GREATER
 
 /// \brief True in one lane of the warp, which the hardware chooses; all lanes call.
@@ -263,48 +230,6 @@ SGL_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
 SGL_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_test(barrier, parity)) {
   }
-}
-
-// ---- bulk copies: one thread starts a copy of up to megabytes by the copy engine ----
-//
-// Addresses and sizes are multiples of 16 bytes.
-
-/// \brief Start copying to shared memory. One thread calls; `barrier` counts the bytes, see `mbarrier_arrive_expect`.
-SGL_DEVICE void bulk_load(void* smem, const void* gmem, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(smem)),
-               "l"(gmem), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
-/// \brief Start copying from shared memory. One thread calls, after `fence_async_shared()` and a barrier of the threads
-/// that wrote the bytes.
-SGL_DEVICE void bulk_store(void* gmem, const void* smem, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(gmem), "r"(shared_address(smem)),
-               "r"(bytes)
-               : "memory");
-}
-
-/// \brief Close this thread's group of bulk stores.
-SGL_DEVICE void bulk_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/// \brief Wait until at most `kPending` of this thread's groups still read shared memory, which may then be reused.
-template <int kPending>
-SGL_DEVICE void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-
-/// \brief Wait until at most `kPending` of this thread's groups are incomplete; their writes are then visible.
-template <int kPending>
-SGL_DEVICE void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-/// \brief Make this thread's writes to shared memory visible to the copy engine.
-SGL_DEVICE void fence_async_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // ---- clusters ----

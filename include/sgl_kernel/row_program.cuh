@@ -1,11 +1,9 @@
 #pragma once
 
-#include <sgl_kernel/impl/row_expression.h>
 #include <sgl_kernel/impl/row_program_params.h>
+#include <sgl_kernel/cluster.cuh>
 #include <sgl_kernel/cta.cuh>
-#include <sgl_kernel/ptx.cuh>
-#include <sgl_kernel/type.cuh>
-#include <sgl_kernel/vec.cuh>
+#include <sgl_kernel/row.cuh>
 
 #if defined(USE_ROCM)
 #error "row programs need NVRTC and CUDA's driver: on ROCm write a __global__ kernel for load_jit"
@@ -22,89 +20,6 @@ template <unsigned kCode>
 using ElementOf =
     sgl::details::TypeAt<kCode, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t, int32_t, int64_t, int8_t, uint8_t>;
 
-/// A vector of a row in registers: `kElements` elements, in words of at most 16 bytes.
-template <typename T, uint32_t kElements>
-struct RowVector {
-  enum : uint32_t {
-    kTogether = kElements % 2 == 0 ? 2 : 1,  // elements that are converted at once
-    kMost = sgl::kWordBytes / sizeof(T),
-    kWordElements = kElements < kMost ? kElements : kMost,
-    kWords = kElements / kWordElements,
-    kWordUnits = kWordElements / kTogether,
-    kUnits = kElements / kTogether,
-  };
-  using Unit = conditional_t<kTogether == 2, packed_t<T>, T>;
-  // CUDA's types of 16 bits are copied by functions, which the compiler would instantiate and inline every time.
-  using Bits = conditional_t<sizeof(T) == 2, Word<sizeof(Unit)>, Unit>;
-  using word_t = Word<sizeof(T) * kWordElements>;
-
-  alignas(word_t) Bits units[kUnits];
-
-  SGL_DEVICE void load(const void* row, int64_t index) {
-#pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) {
-      const word_t word = static_cast<const word_t*>(row)[index * kWords + i];
-      memcpy(units + i * kWordUnits, &word, sizeof(word));
-    }
-  }
-  SGL_DEVICE void store(void* row, int64_t index) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) {
-      word_t word;
-      memcpy(&word, units + i * kWordUnits, sizeof(word));
-      static_cast<word_t*>(row)[index * kWords + i] = word;
-    }
-  }
-  /// The first `count` elements.
-  SGL_DEVICE void load(const void* row, int64_t index, uint32_t count) {
-    T elements[kElements] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < kElements; ++i) {
-      if (i < count) elements[i] = static_cast<const T*>(row)[index * kElements + i];
-    }
-    memcpy(&units, &elements, sizeof(elements));
-  }
-  SGL_DEVICE void store(void* row, int64_t index, uint32_t count) const {
-    T elements[kElements];
-    memcpy(&elements, &units, sizeof(elements));
-#pragma unroll
-    for (uint32_t i = 0; i < kElements; ++i) {
-      if (i < count) static_cast<T*>(row)[index * kElements + i] = elements[i];
-    }
-  }
-  /// The same elements, of which the compiler knows nothing.
-  SGL_DEVICE RowVector forgotten() const {
-    auto result = *this;
-#pragma unroll
-    for (auto& unit : result.units) ptx::forget(unit);
-    return result;
-  }
-  SGL_DEVICE void get(long long j, float (&floats)[kTogether]) const {
-    Unit unit;
-    memcpy(&unit, &units[j], sizeof(unit));
-    if constexpr (kTogether == 2) {
-      const float2 wide = to_fp32x2(unit);
-      floats[0] = wide.x;
-      floats[1] = wide.y;
-    } else {
-      floats[0] = to_fp32(unit);
-    }
-  }
-  SGL_DEVICE void set(long long j, const float (&floats)[kTogether]) {
-    Unit unit;
-    if constexpr (kTogether == 2) unit = dtype_trait<Unit>::from(fp32x2_t{floats[0], floats[1]});
-    else unit = cast<Unit>(floats[0]);
-    memcpy(&units[j], &unit, sizeof(unit));
-  }
-};
-
-/// A part of a row: a vector of one thread.
-struct RowPart {
-  enum : bool { kIsElement = false };
-  uint32_t held;  ///< which of the thread's vectors
-  int64_t index;  ///< its number in the row
-};
-
 /// The same, where the vectors of a row begin after so many elements, at a multiple of their size.
 struct PeeledPart : RowPart {
   int64_t head;
@@ -112,21 +27,6 @@ struct PeeledPart : RowPart {
 /// One element, before the first such vector or behind the last; `index` is its number in the row.
 struct RowElement : RowPart {
   enum : bool { kIsElement = true };
-};
-
-/// An operand's elements, in registers from the beginning on.
-template <typename T, uint32_t kElements, uint32_t kHeld>
-struct HeldRow {
-  // With several vectors the compiler would keep the elements as floats from one pass to the next, in twice the
-  // registers.
-  enum : bool { kStaysPacked = kHeld > 2 && sizeof(T) == 2 && kElements % 2 == 0 };
-
-  RowVector<T, kElements> vectors[kHeld];
-
-  SGL_DEVICE decltype(auto) open(const RowPart& part) const {
-    if constexpr (kStaysPacked) return vectors[part.held].forgotten();
-    else return (vectors[part.held]);
-  }
 };
 
 /// An operand's elements, loaded where they are needed.
@@ -151,19 +51,6 @@ struct StreamedRow {
   }
 };
 
-/// The value of the lane whose number differs by `distance`.
-template <typename T>
-SGL_DEVICE T shuffled(const T& value, uint32_t distance) {
-  constexpr uint32_t kWords = sizeof(T) / sizeof(uint32_t);
-  uint32_t words[kWords];
-  memcpy(words, &value, sizeof(value));
-#pragma unroll
-  for (uint32_t& word : words) word = __shfl_xor_sync(kFullMask, word, static_cast<int>(distance));
-  T result;
-  memcpy(&result, words, sizeof(result));
-  return result;
-}
-
 /// One element of a vector.
 template <typename T, uint32_t kElements>
 SGL_DEVICE float element(const RowVector<T, kElements>& vector, uint32_t i) {
@@ -172,25 +59,6 @@ SGL_DEVICE float element(const RowVector<T, kElements>& vector, uint32_t i) {
   vector.get(i / kTogether, floats);
   return floats[i % kTogether];
 }
-
-/// Values that are computed, in registers.
-template <uint32_t kElements, uint32_t kHeld>
-struct KeptRow {
-  struct Vector {
-    float floats[kElements];
-
-    template <int kTogether>
-    SGL_DEVICE void get(long long j, float (&to)[kTogether]) const {
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) to[n] = floats[j * kTogether + n];
-    }
-  };
-  Vector vectors[kHeld];
-
-  SGL_DEVICE const Vector& open(const RowPart& part) const {
-    return vectors[part.held];
-  }
-};
 
 /// The same of values that have been stored to an operand.
 template <int kOperand, uint32_t kElements, uint32_t kHeld>
@@ -252,7 +120,6 @@ struct ProgramRow {
     kAllThreads = kBlocks * kThreads,
     kHeld = kColumns > 0 ? div_ceil(kVectors, kAllThreads) : 1,
     kTogether = kElements % 2 == 0 ? 2 : 1,
-    kUnits = kElements / kTogether,
     kHalfHeld = kRow.is_map ? 0 : kPaired / 2 / kElements / kThreads,  // where i makes a pair with i + kPaired / 2
   };
   enum : bool {
@@ -264,7 +131,6 @@ struct ProgramRow {
     kIsPeeled = !kIsMap && !kIsHeld && kRow.has_tail,
     kHasIndexes = (kPlaces & 0x333333333333333) != 0,
   };
-  static_assert(kColumns % kElements == 0, "row_program: a row must be a whole number of vectors");
 
   template <int kOperand>
   using element_t = typename details::ElementOf<sgl::four_bits(kTypes, kOperand)>::type;
@@ -280,7 +146,7 @@ struct ProgramRow {
     if (kIsDouble && !m_has_row) row = segment.num_rows - 2;
     m_outer = row;
     if constexpr ((kPlaces & sgl::kIsFlat) == 0) {
-      m_outer = segment.inverse == 0 ? row : static_cast<int64_t>(__umul64hi(row, segment.inverse));
+      m_outer = segment.inverse == 0 ? row : sgl::divided(row, segment.inverse);
       m_inner = row - m_outer * segment.inner;
     }
   }
@@ -294,9 +160,7 @@ struct ProgramRow {
       m_has_row = m_has_row && (counts == nullptr || m_inner < counts[m_outer]);
       if (kAllHaveRows && !m_has_row) return false;  // lanes of a part of a warp take part in reductions
     }
-    if constexpr (kHasIndexes) {
-      m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
-    }
+    if constexpr (kHasIndexes) m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
     return true;
   }
 
@@ -327,20 +191,12 @@ struct ProgramRow {
     static_assert(!has(kOperand, sgl::kOneValue), "row[x] is for rows: row.value(x) is the value of an operand");
     const void* row = m_find(kOperand);
     if constexpr (kIsMap || (kIsHeld && (kHoldsForAll || !has(kOperand, sgl::kForAll)))) {
-      details::HeldRow<T, kElements, kHeld> held;
+      HeldRow<T, kElements, kHeld> held;
       if (m_is_there(kOperand, row)) {
-#pragma unroll
-        for (uint32_t k = 0; k < kHeld; ++k) {
-          if (!m_has_vector(k)) continue;
-          const auto part = m_part(k);
-          if constexpr (kHasTail) {
-            if (m_count(part) != kElements) {
-              held.vectors[k].load(row, part.index, m_count(part));
-              continue;
-            }
-          }
-          held.vectors[k].load(row, part.index);
-        }
+        if constexpr (kIsHeld) m_stripes().load(row, held);
+        else if (const auto part = m_part(0); kHasTail && m_count(part) != kElements)
+          held.vectors[0].load(row, part.index, m_count(part));
+        else held.vectors[0].load(row, part.index);
       }
       return held;
     } else {
@@ -363,9 +219,7 @@ struct ProgramRow {
       }
       return kept;
     } else if constexpr (kIsHeld) {
-      details::KeptRow<kElements, kHeld> kept;
-      m_keep(of, kept);
-      return kept;
+      return m_stripes().keep(of);
     } else {
       return of;
     }
@@ -376,10 +230,9 @@ struct ProgramRow {
   SGL_DEVICE auto keep(sgl::Operand<kOperand> operand, const Of& of) const {
     if constexpr (kIsHeld) {
       m_trigger();  // the store waits for what it stores
-      details::StoredRow<kOperand, kElements, kHeld> kept;
-      m_keep(of, kept);
+      const details::StoredRow<kOperand, kElements, kHeld> kept{m_stripes().keep(of)};
       if (m_has_row) {
-        const auto output = operand = static_cast<const details::KeptRow<kElements, kHeld>&>(kept);
+        const auto output = operand = static_cast<const KeptRow<kElements, kHeld>&>(kept);
 #pragma unroll
         for (uint32_t k = 0; k < kHeld; ++k)
           if (m_has_vector(k)) m_store(output, m_computed(output, m_part(k)), m_part(k));
@@ -392,14 +245,12 @@ struct ProgramRow {
 
   /// \brief An element for each pair of the row: part `index` of `count` of an operand, for `pairs`.
   template <typename Order, int kOperand>
-  SGL_DEVICE auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int count = 1) const {
+  SGL_DEVICE auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int = 1) const {
     using T = element_t<kOperand>;
     constexpr bool kInVector = device::details::is_same<Order, sgl::Interleaved>;
     constexpr uint32_t kOwn = kInVector ? div_ceil(kElements, 2u) : kElements;
     details::HeldPairs<Order, T, kOwn, kInVector ? kHeld : kHalfHeld> pairs;
-    const int64_t length = kPaired / 2;
-    (void)count;
-    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find(kOperand, kIsDouble))) + index * length;
+    const auto* begin = static_cast<const T*>(m_find(kOperand, kIsDouble)) + index * int64_t{kPaired / 2};
     m_each([&](const auto& part) {
       if (kInVector ? part.index * kElements < kPaired : part.held < kHalfHeld) {
         if (m_always_has(kOperand) || m_reads())
@@ -421,7 +272,7 @@ struct ProgramRow {
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
         float& own = kept.vectors[k].floats[0];
-        const float other = details::shuffled(own, 1);
+        const float other = warp::exchange(own, 1);
         const auto pair =
             f(is_second ? other : own, is_second ? own : other, details::element(others.vectors[k], 0)...);
         if (k * kThreads + m_thread < kPaired) own = pair.values[is_second];
@@ -485,31 +336,15 @@ struct ProgramRow {
     auto state = sgl::details::identity_of(monoid);
     if (m_reads()) {
       m_each([&, monoid]<typename Part>(const Part& part) {
-        const auto& opened = of.open(part);
-        constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
-#pragma unroll
-        for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
-          float floats[kAtOnce];
-          opened.get(j, floats);
-#pragma unroll
-          for (uint32_t n = 0; n < kAtOnce; ++n)
-            state = monoid.merge(state, monoid.of(floats[n], m_column(part) + j * kAtOnce + n));
-        }
+        details::merge<Part::kIsElement ? 1 : kElements>(monoid, state, of, part, m_column(part));
       });
     }
-    constexpr uint32_t kLanes = kThreads < kWarpThreads ? kThreads : kWarpThreads;
-#pragma unroll
-    for (uint32_t distance = kLanes / 2; distance > 0; distance /= 2)
-      state = monoid.merge(state, details::shuffled(state, distance));
-    if constexpr (kThreads > kWarpThreads) {
-      using State = decltype(state);
-      auto* states = reinterpret_cast<State*>(m_next_smem());
-      if (threadIdx.x % kWarpThreads == 0) states[threadIdx.x / kWarpThreads] = state;
-      __syncthreads();
-      state = states[0];
-      for (uint32_t warp = 1; warp < kThreads / kWarpThreads; ++warp) state = monoid.merge(state, states[warp]);
-    }
-    m_merge_blocks(state, [&](const auto& a, const auto& b) { return monoid.merge(a, b); });
+    const auto merge = [&](const auto& a, const auto& b) { return monoid.merge(a, b); };
+    state = warp::all_reduce<(kThreads < kWarpThreads ? kThreads : kWarpThreads)>(state, merge);
+    if constexpr (kThreads > kWarpThreads)
+      state = cta::all_reduce_warps<kThreads>(
+          state, reinterpret_cast<decltype(state)*>(m_next_smem()), monoid.identity(), merge);
+    m_merge_blocks(state, merge);
     return state;
   }
 
@@ -551,11 +386,11 @@ struct ProgramRow {
     using T = element_t<kOperand>;
     if constexpr (kIsHeld && kThreads > kWarpThreads && kVectors >= kWarpThreads && sizeof(T) < sizeof(float)) {
       const uint32_t lane = threadIdx.x % kWarpThreads;
-      details::HeldRow<T, kElements, 1> held;
+      HeldRow<T, kElements, 1> held;
       held.vectors[0].load(m_find(kOperand), lane);
       m_trigger();
       const auto terms = sgl::details::terms([](float v) { return v; }, held);
-      const auto sum = m_of_vector<false>(terms, details::RowPart{0, lane});
+      const auto sum = details::reduced<false, kElements>(terms, RowPart{0, lane});
       return warp::reduce_sum(sum.values[0]) / (kWarpThreads * kElements);
     } else {
       return sum([](float v) { return v; }, (*this)[operand]) / size();
@@ -618,25 +453,10 @@ struct ProgramRow {
   /// block, whose turn it takes.
   template <typename T, typename Merge>
   SGL_DEVICE void m_merge_blocks(T& value, const Merge& merge) const {
-#if SGL_ARCH_HOPPER_OR_GREATER
     if constexpr (kBlocks > 1) {
       static_assert(kThreads > kWarpThreads && sizeof(T) <= kMostTerms * sizeof(float));
-      void* own = m_smem + (2 * kWarpThreads + m_turn) * kMostTerms;
-      if (threadIdx.x == 0) memcpy(own, &value, sizeof(value));
-      ptx::cluster_sync();
-      const uint32_t address = ptx::cluster_map(own, threadIdx.x % kBlocks);
-      uint32_t words[sizeof(T) / sizeof(uint32_t)];
-#pragma unroll
-      for (uint32_t i = 0; i < sizeof(T) / sizeof(uint32_t); ++i)
-        words[i] = ptx::load_cluster(address + i * sizeof(uint32_t));
-      memcpy(&value, words, sizeof(value));
-#pragma unroll
-      for (uint32_t distance = kBlocks / 2; distance > 0; distance /= 2)
-        value = merge(value, details::shuffled(value, distance));
+      cluster::all_reduce<kBlocks>(value, m_smem + (2 * kWarpThreads + m_turn) * kMostTerms, merge);
     }
-#else
-    static_assert(kBlocks == 1, "row_program: clusters of blocks need sm_90");
-#endif
   }
 
   SGL_UNCALLED static constexpr bool m_is_indexed(int operand) {
@@ -667,15 +487,20 @@ struct ProgramRow {
 
   /// Whether vector number `k` of this thread is one of the row.
   SGL_DEVICE bool m_has_vector(uint32_t k) const {
-    return kIsMap || (k + 1) * kAllThreads <= kVectors || m_part(k).index < kVectors;
+    if constexpr (kIsMap) return true;
+    else return m_stripes().has(k);
   }
-  SGL_DEVICE details::RowPart m_part(uint32_t k) const {
+  SGL_DEVICE RowPart m_part(uint32_t k) const {
     if constexpr (kIsMap) return {0, m_thread};
-    else return {k, k * kAllThreads + static_cast<uint32_t>(m_thread)};
+    else return m_stripes().part(k);
+  }
+  /// The row, if it is held.
+  SGL_DEVICE Stripes<kColumns, kElements, kAllThreads> m_stripes() const {
+    return {static_cast<uint32_t>(m_thread)};
   }
 
   /// The elements of a vector: fewer in the last one of a map's row.
-  SGL_DEVICE uint32_t m_count(const details::RowPart& part) const {
+  SGL_DEVICE uint32_t m_count(const RowPart& part) const {
     return part.index == m_segment.vectors - 1 ? static_cast<uint32_t>(m_segment.columns) % kElements : kElements;
   }
 
@@ -704,24 +529,14 @@ struct ProgramRow {
         outer = 0;
       }
     }
-    char* row = static_cast<char*>(m_segment.data[operand]) + outer * m_segment.stride[operand];
-    if constexpr ((kPlaces & sgl::kInBlocks) != 0) {
-      const auto& place = m_segment.places[operand];
-      if (m_is_indexed(operand)) row += static_cast<int64_t>(__umul64hi(outer, place.block_inverse)) * place.block_gap;
-    }
-    if ((kPlaces & sgl::kIsFlat) == 0 && !is_of_all_inner) row += m_inner * m_segment.inner_stride[operand];
-    return row;
+    return m_segment.template find<kPlaces>(operand, outer, is_of_all_inner ? 0 : m_inner);
   }
 
   /// The number of a part's first element.
-  SGL_DEVICE static int64_t m_column(const details::RowPart& part) {
-    return part.index * kElements;
-  }
-  SGL_DEVICE static int64_t m_column(const details::PeeledPart& part) {
-    return part.head + part.index * kElements;
-  }
-  SGL_DEVICE static int64_t m_column(const details::RowElement& part) {
-    return part.index;
+  template <typename Part>
+  SGL_DEVICE static int64_t m_column(const Part& part) {
+    if constexpr (requires { part.head; }) return part.head + part.index * kElements;
+    else return part.index * (Part::kIsElement ? 1 : kElements);
   }
 
   /// The first operand that has rows of its own. Where it has n elements before a multiple of a vector's size, all
@@ -752,43 +567,8 @@ struct ProgramRow {
       if (last < m_segment.columns) body(details::RowElement{0, last});
     } else {
       for (int64_t index = m_thread; index < m_segment.columns / kElements; index += kAllThreads)
-        body(details::RowPart{0, index});
+        body(RowPart{0, index});
     }
-  }
-
-  template <typename Of, typename Kept>
-  SGL_DEVICE void m_keep(const Of& of, Kept& kept) const {
-#pragma unroll
-    for (uint32_t k = 0; k < kHeld; ++k) {
-      if (!m_has_vector(k)) continue;
-      const auto& opened = of.open(m_part(k));
-#pragma unroll
-      for (uint32_t j = 0; j < kUnits; ++j) {
-        float floats[kTogether];
-        opened.get(j, floats);
-#pragma unroll
-        for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[k].floats[j * kTogether + n] = floats[n];
-      }
-    }
-  }
-
-  /// The reduced terms of one vector.
-  template <bool kMax, typename Terms, typename Part>
-  SGL_DEVICE auto m_of_vector(const Terms& terms, const Part& part) const {
-    constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
-    const auto opened = terms.open(part);
-    typename Terms::reduced_t of_unit[kAtOnce];  // two chains: an addition takes four cycles
-#pragma unroll
-    for (auto& one : of_unit) one = terms.template identity<kMax>();
-#pragma unroll
-    for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
-      typename Terms::reduced_t found[kAtOnce];
-      opened.get(j, found);
-#pragma unroll
-      for (uint32_t n = 0; n < kAtOnce; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
-    }
-    if constexpr (kAtOnce == 2) sgl::details::accumulate<kMax>(of_unit[0], of_unit[1]);
-    return of_unit[0];
   }
 
   template <bool kMax, typename Terms>
@@ -805,9 +585,13 @@ struct ProgramRow {
       if constexpr (kIsHeld) {
 #pragma unroll
         for (uint32_t k = 0; k < kHeld; ++k)
-          if (m_has_vector(k)) sgl::details::accumulate<kMax>(of_vector[k], m_of_vector<kMax>(terms, m_part(k)));
+          if (m_has_vector(k))
+            sgl::details::accumulate<kMax>(of_vector[k], details::reduced<kMax, kElements>(terms, m_part(k)));
       } else {
-        m_each([&](const auto& part) { sgl::details::accumulate<kMax>(of_vector[0], m_of_vector<kMax>(terms, part)); });
+        m_each([&]<typename Part>(const Part& part) {
+          sgl::details::accumulate<kMax>(
+              of_vector[0], details::reduced<kMax, Part::kIsElement ? 1 : kElements>(terms, part));
+        });
       }
     }
     constexpr sgl::details::Reduce<kMax> op;
@@ -826,7 +610,7 @@ struct ProgramRow {
       });
     } else {
 #pragma unroll
-      for (float& value : reduced.values) value = warp::details::butterfly<kThreads>(value, op);
+      for (float& value : reduced.values) value = warp::all_reduce<kThreads>(value, op);
     }
     return Terms::result(reduced);
   }
@@ -849,7 +633,7 @@ struct ProgramRow {
         const auto opened = terms.open(m_part(k));
         float& value = grouped.vectors[k].value;
 #pragma unroll
-        for (uint32_t j = 0; j < kUnits; ++j) {
+        for (uint32_t j = 0; j < kElements / kTogether; ++j) {
           sgl::Values<1> found[kTogether];
           opened.get(j, found);
 #pragma unroll
@@ -858,7 +642,7 @@ struct ProgramRow {
       }
     }
 #pragma unroll
-    for (auto& vector : grouped.vectors) vector.value = warp::details::butterfly<kLanes>(vector.value, op);
+    for (auto& vector : grouped.vectors) vector.value = warp::all_reduce<kLanes>(vector.value, op);
     return grouped;
   }
 
@@ -869,7 +653,7 @@ struct ProgramRow {
     // All outputs of a vector are computed before the first is stored, as an output may be an input.
     if constexpr (kIsHeld) {
       // Rows for all are loaded here, all before the first store, which the compiler must take for one to their memory.
-      using Computed = decltype(sgl::details::pack(m_computed(sgl::details::get<I>(outputs), details::RowPart{})...));
+      using Computed = decltype(sgl::details::pack(m_computed(sgl::details::get<I>(outputs), RowPart{})...));
       Computed vectors[kHeld];
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
@@ -916,20 +700,7 @@ struct ProgramRow {
     if constexpr (sgl::details::kIsNumber<T> || sgl::details::kIsGrouped<T> || details::kIsStored<kOperand, T>) {
       return Nothing{};
     } else {
-      constexpr uint32_t kOfPart = Part::kIsElement ? 1 : kElements, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
-      details::RowVector<element_t<kOperand>, kOfPart> vector;
-      const auto opened = output.value.open(part);
-      if constexpr (device::details::is_same<decltype(opened), const decltype(vector)>) {
-        return opened;  // the same bits
-      } else {
-#pragma unroll
-        for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
-          float floats[kAtOnce];
-          opened.get(j, floats);
-          vector.set(j, floats);
-        }
-        return vector;
-      }
+      return details::rounded<element_t<kOperand>, Part::kIsElement ? 1 : kElements>(output.value, part);
     }
   }
 
@@ -949,8 +720,7 @@ struct ProgramRow {
     } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
       if (m_skips(kOperand)) return;
       void* row = m_find(kOperand);
-      if constexpr (details::is_same<Part, details::PeeledPart>)
-        row = static_cast<element_t<kOperand>*>(row) + part.head;
+      if constexpr (requires { part.head; }) row = static_cast<element_t<kOperand>*>(row) + part.head;
       if constexpr (kHasTail) {
         if (m_count(part) != kElements) return vector.store(row, part.index, m_count(part));
       }
@@ -981,8 +751,7 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
   if constexpr (kRow.is_map) {
     const int64_t vector = block * kBlock + threadIdx.x;
     if (vector >= segment.num_rows * segment.vectors) return;
-    const int64_t row =
-        segment.vector_inverse == 0 ? vector : static_cast<int64_t>(__umul64hi(vector, segment.vector_inverse));
+    const int64_t row = segment.vector_inverse == 0 ? vector : sgl::divided(vector, segment.vector_inverse);
     Row view(segment, row, vector - row * segment.vectors, smem);
     if (!view.begin()) return;
     view.finish(sgl::details::run_segment<kNumber>(f, view));

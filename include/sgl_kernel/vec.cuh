@@ -94,13 +94,17 @@ struct alignas(sizeof(T) * N) AlignedVector {
   template <typename U>
   SGL_DEVICE void load(const U* ptr, size_t offset = 0) {
     static_assert(details::may_point_to<T, U>, "AlignedVector::load takes a pointer to its element type or to void");
-    m_set(static_cast<const word_t*>(static_cast<const void*>(ptr))[offset]);
+    // A copy instead of a cast of the pointer stays in registers, and breaks no aliasing rule.
+    const word_t word = static_cast<const word_t*>(static_cast<const void*>(ptr))[offset];
+    memcpy(m_data, &word, sizeof(word));
   }
   /// \brief Write vector number `offset` of `ptr`.
   template <typename U>
   SGL_DEVICE void store(U* ptr, size_t offset = 0) const {
     static_assert(details::may_point_to<T, U>, "AlignedVector::store takes a pointer to its element type or to void");
-    static_cast<word_t*>(static_cast<void*>(ptr))[offset] = m_get();
+    word_t word;
+    memcpy(&word, m_data, sizeof(word));
+    static_cast<word_t*>(static_cast<void*>(ptr))[offset] = word;
   }
   /// \brief Set every element to `value`.
   SGL_DEVICE void fill(T value) {
@@ -122,17 +126,6 @@ struct alignas(sizeof(T) * N) AlignedVector {
   }
 
  private:
-  // A copy instead of a cast of the pointer stays in registers, and breaks no aliasing rule. By value: a copy through a
-  // reference would read memory byte by byte.
-  SGL_DEVICE void m_set(word_t word) {
-    memcpy(m_data, &word, sizeof(word));
-  }
-  SGL_DEVICE word_t m_get() const {
-    word_t word;
-    memcpy(&word, m_data, sizeof(word));
-    return word;
-  }
-
   T m_data[N];
 };
 

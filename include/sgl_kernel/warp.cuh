@@ -24,14 +24,38 @@ namespace details {
 template <typename T>
 concept Shuffleable = requires(T value) { __shfl_xor_sync(kFullMask, value, 1); };
 
-/// Of all lanes, which call together.
-template <uint32_t kThreads, typename T, typename Op>
-SGL_DEVICE T butterfly(T value, Op op) {
+}  // namespace details
+
+/// \brief The value of the lane whose number differs by the bits of `distance`: of the neighbour in a pair for 1.
+///
+/// All lanes of the warp call. `T` is a number that shuffles, or a struct of whole words of 32 bits.
+template <typename T>
+[[nodiscard]] SGL_DEVICE T exchange(const T& value, uint32_t distance) {
+  if constexpr (sizeof(T) <= sizeof(uint32_t) && details::Shuffleable<T>) {
+    return __shfl_xor_sync(kFullMask, value, static_cast<int>(distance));
+  } else {
+    static_assert(sizeof(T) % sizeof(uint32_t) == 0, "warp::exchange takes fp16, bf16, or whole words of 32 bits");
+    uint32_t words[sizeof(T) / sizeof(uint32_t)];
+    memcpy(words, &value, sizeof(value));
 #pragma unroll
-  for (uint32_t distance = kThreads / 2; distance > 0; distance /= 2)
-    value = op(value, __shfl_xor_sync(kFullMask, value, static_cast<int>(distance)));
+    for (uint32_t& word : words) word = __shfl_xor_sync(kFullMask, word, static_cast<int>(distance));
+    T result;
+    memcpy(&result, words, sizeof(result));
+    return result;
+  }
+}
+
+/// \brief `op` over all lanes of the warp, or over each group of `kThreads` neighbours: every lane gets the same bits.
+///
+/// All lanes of the warp call. \param op associative and commutative, of what `exchange` takes.
+template <uint32_t kThreads = kWarpThreads, typename T, typename Op>
+[[nodiscard]] SGL_DEVICE T all_reduce(T value, Op op) {
+#pragma unroll
+  for (uint32_t distance = kThreads / 2; distance > 0; distance /= 2) value = op(value, exchange(value, distance));
   return value;
 }
+
+namespace details {
 
 template <uint32_t kThreads, typename T, typename Op>
 SGL_DEVICE T reduce(T value, uint32_t active_mask, Op op) {
@@ -40,7 +64,7 @@ SGL_DEVICE T reduce(T value, uint32_t active_mask, Op op) {
       "warp reductions: the group size must be a power of two of at most 32 lanes");
   static_assert(
       Shuffleable<T>, "warp reductions take a type that shuffles: 32- or 64-bit numbers, fp16, bf16 and their pairs");
-  if (active_mask == kFullMask) return butterfly<kThreads>(value, op);
+  if (active_mask == kFullMask) return all_reduce<kThreads>(value, op);
   // A butterfly would read inactive lanes. Visit the group's lanes one by one instead, in the same order for each lane,
   // so that all get the same bits.
   uint32_t members = active_mask;

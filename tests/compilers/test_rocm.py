@@ -359,7 +359,7 @@ def test_functions_of_a_warp_take_masks_of_32_bits(hipcc: toolchain.Compiler, tm
         ("__ballot_sync(~0ull, 1)", "no matching function for call to '__ballot_sync'"),
         ("threadIdx.x % warpSize", "a wave may have 64 lanes, a warp has device::kWarpThreads = 32"),
         ("device::warp::reduce_sum<float, 64>(x[0])", "power of two of at most 32 lanes"),
-        ("(device::ptx::cp_async<16>(x, x), 1)", "no member named 'cp_async' in namespace 'device::ptx'"),
+        ("(device::ptx::prefetch(x), 1)", "no member named 'prefetch' in namespace 'device::ptx'"),
         ("host::runtime::get_cc_major(0)", "no member named 'get_cc_major' in namespace 'host::runtime'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Atomics under contention, copies, clusters, dependent launch and launch errors, on the GPU."""
+"""Atomics under contention, barriers, clusters, dependent launch and launch errors, on the GPU."""
 
 from __future__ import annotations
 
@@ -112,23 +112,6 @@ def test_acquire_and_release(module, name: str, dtype: torch.dtype) -> None:
         data = torch.zeros(1000, dtype=torch.int32, device="cuda")
         getattr(module, name)(out, data, torch.zeros(1, dtype=dtype, device="cuda"))
         assert torch.equal(out, (torch.arange(1000, device="cuda") * 3 + 1).int().expand(8, 1000))
-
-
-@pytest.mark.parametrize("width", [4, 8, 16])
-def test_asynchronous_copy(module, width: int) -> None:
-    values = torch.randint(0, 256, (128 * width * 50,), device="cuda").to(torch.uint8)
-    out = torch.zeros_like(values)
-    getattr(module, f"cp_async_{width}")(out, values)
-    assert torch.equal(out, values)
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("tile", "tiles"), [(4, 1), (128, 3), (1024, 8), (16_384, 2), (50_000, 1)])
-def test_bulk_copy(module, tile: int, tiles: int) -> None:
-    values = torch.randint(-100, 100, (tile * tiles * 40,), dtype=torch.int32, device="cuda")
-    out = torch.zeros_like(values)
-    module.bulk(out, values, tile, tiles)
-    assert torch.equal(out, values + 1)
 
 
 @pytest.mark.usefixtures("hopper")

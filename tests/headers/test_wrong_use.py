@@ -245,11 +245,15 @@ DEVICE = {
         "the group size must be a power of two of at most 32 lanes",
     ),
     "the root of an integer": ("auto x = math::sqrt(1);", "math::sqrt takes fp32, fp64, fp16 or bf16"),
-    "the maximum of pointers": ("int y; auto x = math::max(&y, &y);", "math::max takes fp32, fp64, fp16, bf16"),
+    "the maximum of pointers": ("int y; auto x = math::max(&y, &y);", "math::max and math::min take fp32, fp64, fp16, bf16"),
     "an atomic on a byte": ("char y = 0; atomic::add(&y, char{1});", "atomic::add takes fp32, fp64, fp16, bf16"),
-    "an asynchronous copy of 12 bytes": (
-        "__shared__ int4 y; ptx::cp_async<12>(&y, nullptr);",
-        "ptx::cp_async copies 4, 8 or 16 bytes",
+    "an exchange of three bytes": (
+        "struct S { char c[3]; }; auto x = warp::exchange(S{}, 1);",
+        "warp::exchange takes fp16, bf16, or whole words of 32 bits",
+    ),
+    "a row of a part of a vector": (
+        "const Stripes<100, 8, 32> x{0};",
+        "Stripes: a row must be a whole number of vectors",
     ),
     "a norm of a length that is not provided for": (
         "constexpr bool x = host::norm::should_use_cta<fp16_t, 100>();",

@@ -25,6 +25,7 @@ HEADERS = sorted(
 )
 # For kernels that are written to SGLang's headers, under nvcc: they bring in what those expect, the host side too.
 FORWARDED = ["sgl_kernel/bits.h", "sgl_kernel/fp8_utils.cuh", "sgl_kernel/mbarrier.cuh"]
+LIGHT_PORTS = ["sgl_kernel/impl/norm.cuh", "sgl_kernel/tile.cuh"]  # also lead to compat/, and NVRTC takes them
 PORT_HEADERS = [name for name in HEADERS if name.startswith("sgl_kernel/compat/") or name in FORWARDED]
 HOST_HEADERS = [name for name in HEADERS if name.endswith(".h")]
 # What launches or queries is host code; the rest is device code, and NVRTC must take it.

@@ -250,20 +250,14 @@ struct ProgramRow {
  private:
   template <int kOperand>
   [[gnu::always_inline]] void* m_find() const {
-    const auto& place = m_segment.places[kOperand];
     if constexpr (s_has(kOperand, sgl::kForAll)) return m_segment.data[kOperand];
+    const void* index = m_segment.places[kOperand].index;
     std::int64_t outer = m_outer;
-    if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && place.index == nullptr) return nullptr;
-    if constexpr (s_has(kOperand, sgl::kIndexed)) outer = static_cast<const std::int32_t*>(place.index)[outer];
-    if constexpr (s_has(kOperand, sgl::kLongIndexed)) outer = static_cast<const std::int64_t*>(place.index)[outer];
+    if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && index == nullptr) return nullptr;
+    if constexpr (s_has(kOperand, sgl::kIndexed)) outer = static_cast<const std::int32_t*>(index)[outer];
+    if constexpr (s_has(kOperand, sgl::kLongIndexed)) outer = static_cast<const std::int64_t*>(index)[outer];
     if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;
-    std::int64_t gaps = 0;
-    if constexpr ((kPlaces & sgl::kInBlocks) != 0 && s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed)) {
-      __extension__ using wide_t = unsigned __int128;
-      gaps = static_cast<std::int64_t>(static_cast<wide_t>(outer) * place.block_inverse >> 64) * place.block_gap;
-    }
-    return pointer::offset(
-        m_segment.data[kOperand], outer * m_segment.stride[kOperand], gaps, m_inner * m_segment.inner_stride[kOperand]);
+    return m_segment.template find<kPlaces>(kOperand, outer, m_inner);
   }
 
   /// A value's elements in memory of this row.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/functor.h>
 #include <sgl_kernel/signature.h>
 
 /// \file impl/row_program_params.h
@@ -66,6 +67,16 @@ SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) 
   return static_cast<unsigned>(bits >> 4 * operand & 15);
 }
 
+/// \brief n / d for an `inverse` of 2^64 / d, rounded up: exact while n * d is below 2^64.
+SGL_HD long long divided(unsigned long long n, unsigned long long inverse) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<long long>(__umul64hi(n, inverse));
+#else
+  __extension__ using wide_t = unsigned __int128;
+  return static_cast<long long>(static_cast<wide_t>(n) * inverse >> 64);
+#endif
+}
+
 /// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner) = (outer, inner
 /// row), which an operand has at data + outer * stride + inner row * inner_stride.
 ///
@@ -91,6 +102,19 @@ struct RowSegment {
   SGL_FIELDS(
       data, stride, inner_stride, triggers_first, first_block, num_rows, inner, inverse, vectors, vector_inverse,
       columns, paired, counts, places)
+
+  /// \brief Where an operand has row (outer, inner_row), unless it has one row for all; `outer` is an element of its
+  /// index if it has one.
+  /// \tparam kPlaces of all operands.
+  template <unsigned long long kPlaces>
+  SGL_HD void* find(int operand, long long outer, long long inner_row) const {
+    const unsigned bits = four_bits(kPlaces, operand);
+    char* row = static_cast<char*>(data[operand]) + outer * stride[operand];
+    if ((kPlaces & kInBlocks) != 0 && (bits & (kIndexed | kLongIndexed)) != 0)
+      row += divided(outer, places[operand].block_inverse) * places[operand].block_gap;
+    if ((kPlaces & kIsFlat) == 0) row += inner_row * inner_stride[operand];
+    return row;
+  }
 };
 
 /// \brief The parameters of a program.

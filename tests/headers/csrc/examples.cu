@@ -116,12 +116,8 @@ __global__ void largest(float* out, const float* in, int n) {
 __global__ void ptx_example(uint4* out, const uint4* in) {
   using namespace device;
   // example: ptx
-  __shared__ uint4 buffer[32];
-  ptx::cp_async<16>(&buffer[threadIdx.x], in + threadIdx.x);  // 32 threads copy 512 bytes
-  ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();                                            // this thread's own
-  __syncthreads();                                                    // and now everybody's
-  ptx::store_streaming(out + threadIdx.x, buffer[31 - threadIdx.x]);  // the order reversed, past the caches
+  const uint4 word = ptx::load_no_allocate(in + threadIdx.x);  // 32 threads read 512 bytes once
+  ptx::store_streaming(out + 31 - threadIdx.x, word);          // the order reversed; out of the caches first
   // end
 }
 

@@ -1,6 +1,5 @@
 /// \file memory.cu
-/// \brief Atomics under contention, cache hints, asynchronous copies, clusters, dependent launch;
-/// test_device_memory.py.
+/// \brief Atomics under contention, cache hints, barriers, clusters, dependent launch; test_device_memory.py.
 
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/atomic.cuh>
@@ -125,64 +124,7 @@ void flag(host::TensorView out, host::TensorView data, host::TensorView flag) {
       static_cast<Flag*>(flag.data_ptr()), static_cast<int>(data.numel()));
 }
 
-// ---- asynchronous copies ----
-
-template <int kBytes>
-__global__ void cp_async_kernel(char* out, const char* in) {
-  using namespace device;
-  extern __shared__ __align__(16) char smem[];
-  const auto place = threadIdx.x * kBytes;
-  ptx::cp_async<kBytes>(smem + place, in + blockIdx.x * blockDim.x * kBytes + place);
-  ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();
-  __syncthreads();
-  // Read what another thread copied.
-  const auto other = (blockDim.x - 1 - threadIdx.x) * kBytes;
-  for (int i = 0; i < kBytes; ++i) out[blockIdx.x * blockDim.x * kBytes + other + i] = smem[other + i];
-}
-
-template <int kBytes>
-void cp_async(host::TensorView out, host::TensorView in) {
-  host::LaunchKernel(in.numel() / (128 * kBytes), 128, in.device(), 128 * kBytes)(
-      cp_async_kernel<kBytes>, static_cast<char*>(out.data_ptr()), static_cast<const char*>(in.data_ptr()));
-}
-
-/// `tiles` bulk loads a block through one barrier, each tile incremented by all threads and stored by a bulk copy.
-__global__ void bulk_kernel(int* out, const int* in, int tile, int tiles) {
-#if SGL_ARCH_HOPPER_OR_GREATER
-  using namespace device;
-  extern __shared__ __align__(128) int buffer[];
-  __shared__ uint64_t barrier;
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_init(&barrier, 1);
-    ptx::fence_barrier_init();
-  }
-  __syncthreads();
-  for (int t = 0; t < tiles; ++t) {
-    const int64_t place = (int64_t{blockIdx.x} * tiles + t) * tile;
-    const auto bytes = static_cast<uint32_t>(tile * sizeof(int));
-    if (threadIdx.x == 0) {
-      ptx::bulk_wait_read<0>();
-      ptx::mbarrier_arrive_expect(&barrier, bytes);
-      ptx::bulk_load(buffer, in + place, bytes, &barrier);
-    }
-    ptx::mbarrier_wait(&barrier, t & 1);
-    for (int i = threadIdx.x; i < tile; i += blockDim.x) buffer[i] += 1;
-    ptx::fence_async_shared();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      ptx::bulk_store(out + place, buffer, bytes);
-      ptx::bulk_commit();
-    }
-  }
-  if (threadIdx.x == 0) ptx::bulk_wait<0>();
-#endif
-}
-
-void bulk(host::TensorView out, host::TensorView in, int tile, int tiles) {
-  host::LaunchKernel(in.numel() / (tile * tiles), 128, in.device(), static_cast<size_t>(tile) * sizeof(int))(
-      bulk_kernel, static_cast<int*>(out.data_ptr()), static_cast<const int*>(in.data_ptr()), tile, tiles);
-}
+// ---- barriers ----
 
 /// All threads arrive at a barrier that counts them; the last value of a phase is seen by everyone after it.
 __global__ void mbarrier_kernel(int* out, int phases) {
@@ -397,10 +339,6 @@ SGL_EXPORT(no_allocate_16, (hint<uint4, false>))
 SGL_EXPORT(flag, (flag<uint32_t, false>))
 SGL_EXPORT(flag_system_32, (flag<uint32_t, true>))
 SGL_EXPORT(flag_system_64, (flag<uint64_t, true>))
-SGL_EXPORT(cp_async_4, (cp_async<4>))
-SGL_EXPORT(cp_async_8, (cp_async<8>))
-SGL_EXPORT(cp_async_16, (cp_async<16>))
-SGL_EXPORT(bulk, (bulk))
 SGL_EXPORT(mbarrier, (mbarrier))
 SGL_EXPORT(cluster, (cluster))
 SGL_EXPORT(chain, (chain))

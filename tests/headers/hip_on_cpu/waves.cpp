@@ -6,6 +6,7 @@
 #include <sgl_kernel/atomic.cuh>
 #include <sgl_kernel/cta.cuh>
 #include <sgl_kernel/impl/norm.cuh>
+#include <sgl_kernel/row.cuh>
 
 #include <algorithm>
 #include <bit>
@@ -134,10 +135,43 @@ void blocks() {
       expect("all_reduce", me(), values[0], static_cast<float>(sum));
       expect("all_reduce", me(), values[1], static_cast<float>(threads));
       __syncthreads();
+      struct Moments {
+        int count, sum, most;
+      };
+      __shared__ Moments moments[32];
+      const auto merge = [](Moments a, Moments b) {
+        return Moments{a.count + b.count, a.sum + b.sum, std::max(a.most, b.most)};
+      };
+      const Moments own{1, value_of(me()), value_of(me())}, none{0, 0, -1000};
+      const auto merged = cta::all_reduce(own, moments, none, merge);
+      expect("all_reduce of a struct", me(), merged.count, static_cast<int>(threads));
+      expect("all_reduce of a struct", me(), merged.sum, sum);
+      expect("all_reduce of a struct", me(), merged.most, most);
+      expect("pairs of lanes", me(), warp::exchange(own, 1).sum, value_of(me() ^ 1));
+      __syncthreads();
       if (threads == 256)
         expect("row_sum", me(), norm::row_sum<256>(static_cast<float>(value_of(me())), sums), 1.0f * sum);
     });
   }
+}
+
+/// A row of 80 elements, of which each of 8 lanes has two vectors of 4 and some a third.
+void rows() {
+  using namespace device;
+  emulated::run(64, all, [] {
+    alignas(16) static bf16_t in[80], out[80];
+    for (int i = 0; i < 80; ++i) in[i] = cast<bf16_t>(static_cast<float>(value_of(i)));
+    const Stripes<80, 4, 8> row{me() % 8};
+    const auto x = row.load(in);
+    const float sum =
+        warp::all_reduce<8>(row.sum([](float v) { return v; }, x), [](float a, float b) { return a + b; });
+    float expected = 0;
+    for (int i = 0; i < 80; ++i) expected += static_cast<float>(value_of(i));
+    expect("sum of a row", me(), sum, expected);
+    row.store(out, sgl::map([](float v) { return v + 1; }, row.keep(x)));
+    __syncthreads();
+    for (int i = 0; i < 80; ++i) expect("a stored row", me(), cast<float>(out[i]), 1.0f + value_of(i));
+  });
 }
 
 /// Conversions, and 16-bit updates in both halves of a word.
@@ -177,6 +211,7 @@ int main() {
   shuffles<double>();
   shuffles<short>();
   blocks();
+  rows();
   elements();
   std::printf("%d wrong\n", num_wrong);
   return num_wrong != 0;
