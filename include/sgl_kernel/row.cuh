@@ -105,6 +105,20 @@ struct RowPart {
   int64_t index;  ///< its number in the row
 };
 
+/// \brief Elements in global or shared memory, loaded where they are used: a value.
+template <typename T, uint32_t kElements>
+struct StreamedRow {
+  const void* row;
+
+  template <typename Part>
+  SGL_DEVICE auto open(const Part& part) const {
+    RowVector<T, Part::kIsElement ? 1 : kElements> vector;
+    if constexpr (requires { part.head; }) vector.load(static_cast<const T*>(row) + part.head, part.index);
+    else vector.load(row, part.index);
+    return vector;
+  }
+};
+
 /// \brief Elements that were loaded, in registers: a value, as `sgl::map` takes it.
 template <typename T, uint32_t kElements, uint32_t kHeld>
 struct HeldRow {
@@ -225,6 +239,12 @@ struct Stripes {
 #pragma unroll
     for (uint32_t k = 0; k < kHeld; ++k)
       if (has(k)) held.vectors[k].load(row, part(k).index);
+  }
+
+  /// \brief The row at the same kind of address, in global or shared memory, loaded where it is used.
+  template <typename T>
+  SGL_DEVICE StreamedRow<T, kElements> in_memory(const T* row) const {
+    return {row};
   }
 
   /// \brief Stores a value, rounded once; the same bits if it was loaded as `T`.

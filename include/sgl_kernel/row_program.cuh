@@ -20,35 +20,13 @@ template <unsigned kCode>
 using ElementOf =
     sgl::details::TypeAt<kCode, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t, int32_t, int64_t, int8_t, uint8_t>;
 
-/// The same, where the vectors of a row begin after so many elements, at a multiple of their size.
+/// A part of a row whose vectors begin after so many elements, at a multiple of their size.
 struct PeeledPart : RowPart {
   int64_t head;
 };
 /// One element, before the first such vector or behind the last; `index` is its number in the row.
 struct RowElement : RowPart {
   enum : bool { kIsElement = true };
-};
-
-/// An operand's elements, loaded where they are needed.
-template <typename T, uint32_t kElements>
-struct StreamedRow {
-  const void* row;
-
-  SGL_DEVICE RowVector<T, kElements> open(const RowPart& part) const {
-    RowVector<T, kElements> vector;
-    vector.load(row, part.index);
-    return vector;
-  }
-  SGL_DEVICE RowVector<T, kElements> open(const PeeledPart& part) const {
-    RowVector<T, kElements> vector;
-    vector.load(static_cast<const T*>(row) + part.head, part.index);
-    return vector;
-  }
-  SGL_DEVICE RowVector<T, 1> open(const RowElement& part) const {
-    RowVector<T, 1> element;
-    element.load(row, part.index);
-    return element;
-  }
 };
 
 /// One element of a vector.
@@ -200,7 +178,7 @@ struct ProgramRow {
       }
       return held;
     } else {
-      return details::StreamedRow<T, kElements>{row};
+      return StreamedRow<T, kElements>{row};
     }
   }
 

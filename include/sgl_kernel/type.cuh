@@ -104,8 +104,6 @@ SGL_DEVICE uint8_t narrow_to_uint8(float x) {
 }
 
 template <typename T>
-concept WidensToFp32 = requires(const T& x) { to_fp32(x); };
-template <typename T>
 concept WidensToFp32x2 = requires(const T& x) { to_fp32x2(x); };
 template <typename T>
 concept WidensToFp32x4 = requires(const T& x) { to_fp32x4(x); };

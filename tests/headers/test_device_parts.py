@@ -20,8 +20,9 @@ def test_nvrtc(arch: str) -> None:
 
 
 def test_a_cluster_needs_hopper() -> None:
-    body = "float x = 0; __shared__ float smem; device::cluster::all_reduce<2>(x, &smem, [](float a, float) { return a; });"
-    log = toolbox.compile_nvrtc(f"#include <sgl_kernel/cluster.cuh>\n__global__ void kernel() {{ {body} }}\n", "80")
+    call = "device::cluster::all_reduce<2>(x, &smem, [](float a, float) { return a; });"
+    source = f"#include <sgl_kernel/cluster.cuh>\n__global__ void kernel(float x) {{ __shared__ float smem; {call} }}\n"
+    log = toolbox.compile_nvrtc(source, "80")
     assert "cluster::all_reduce: clusters of blocks need sm_90" in log
 
 

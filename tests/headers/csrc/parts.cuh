@@ -52,7 +52,8 @@ __global__ void unit_heads(float* out, float* totals, const bf16_t* in, int64_t 
   const auto add = [](float a, float b) { return a + b; };
   const auto larger = [](float a, float b) { return math::max(a, b); };
   const float sum = warp::all_reduce<kThreads>(row.sum([](float v) { return v; }, squares), add);
-  const float largest = warp::all_reduce<kThreads>(row.max([](float v) { return v; }, x), larger);
+  const auto again = row.in_memory(in + head * kColumns);
+  const float largest = warp::all_reduce<kThreads>(row.max([](float v) { return v; }, again), larger);
   if (number >= heads) return;
   row.store(out + head * kColumns, sgl::map([=](float v) { return v * math::rsqrt(sum); }, x));
   if (row.thread == 0) totals[2 * head] = sum, totals[2 * head + 1] = largest;
@@ -77,12 +78,14 @@ struct First {
   }
 };
 
-/// A row for each cluster, in vectors of eight. Every thread writes its result; the row is copied, bit for bit.
+/// A row for each cluster, in vectors of eight. Every thread writes its result; the row is copied by way of shared
+/// memory.
 template <uint32_t kColumns, uint32_t kThreads, uint32_t kBlocks>
 __global__ void first_largest(int* out, bf16_t* copy, const bf16_t* in) {
 #if SGL_ARCH_HOPPER_OR_GREATER
   using namespace device;
   __shared__ First::State smem[kWarpThreads], of_block;
+  alignas(16) __shared__ bf16_t parked[kColumns];
   const uint32_t rank = blockIdx.x % kBlocks, thread = rank * kThreads + threadIdx.x;
   const Stripes<kColumns, 8, kBlocks * kThreads> row{thread};
   const int64_t number = blockIdx.x / kBlocks;
@@ -92,8 +95,9 @@ __global__ void first_largest(int* out, bf16_t* copy, const bf16_t* in) {
   const int64_t place = (number * kBlocks * kThreads + thread) * 2;
   out[place] = state.column;
   out[place + 1] = state.looked_at;
-  row.store(copy + number * kColumns, x);
-  ptx::cluster_sync();  // other blocks read `of_block`
+  row.store(parked, x);
+  row.store(copy + number * kColumns, row.in_memory(parked));  // what each thread stored itself
+  ptx::cluster_sync();                                         // other blocks read `of_block`
 #endif
 }
 
