@@ -176,6 +176,42 @@ def silu_and_mul_quant(
 
 
 @FAMILY.op(mutates=("output_q", "output_s"))
+def clamped_swiglu_quant(
+    input: torch.Tensor,  # noqa: A002 - as the ops above
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_static: bool = False,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``output_q = y / output_s`` in FP8 or int8, with ``y`` that of ``clamped_swiglu``.
+
+    The rest is as in ``silu_and_mul_quant``. Gates and values in turn are not taken: order the rows of the projection's
+    weights once.
+
+    Args:
+        input: [..., 2 * d], or [..., d] with ``up``, as in ``clamped_swiglu``.
+        output_q: [..., d], float8_e4m3fn or int8, with a row distance of its own.
+        output_s: float32: [1], which is read, if ``is_static``; else [rows, 1] or [rows, d / 128]; or int32.
+        up: like the gate; None if it is in ``input``.
+        alpha: what the gate is multiplied by in the sigmoid.
+        limit: positive; infinity for none.
+        is_static: whether the scale is given.
+        round_first: whether ``y`` is rounded to the input's dtype first: the bits of ``clamped_swiglu`` and a
+            quantisation after it.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: as ``silu_and_mul_quant``.
+        ValueError: as ``silu_and_mul_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
 def silu_and_mul_masked_quant(
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     output_q: torch.Tensor,

@@ -78,9 +78,39 @@ def silu_and_mul_quant(
     scale_ue8m0: bool = False,
 ) -> None:
     """``silu(gate) * up`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient for FP8, not rounded."""
+    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
+    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+
+
+def clamped_swiglu_quant(
+    input: torch.Tensor,  # noqa: A002 - as the op
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_static: bool = False,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``clamped_swiglu`` in FP8 or int8, as ``silu_and_mul_quant`` is of ``silu_and_mul``."""
+    y = input.new_empty(output_q.shape, dtype=torch.float64)
+    clamped_swiglu(input, y, up, alpha=alpha, limit=limit)
+    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+
+
+def _quantize(
+    input: torch.Tensor,  # noqa: A002 - as the ops
+    y: torch.Tensor,
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    is_static: bool,
+    round_first: bool,
+    scale_ue8m0: bool,
+) -> None:
     is_int8 = output_q.dtype is torch.int8
     limit = 127 if is_int8 else 448
-    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
     if round_first:
         if input.dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
             raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")

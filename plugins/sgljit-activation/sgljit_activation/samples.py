@@ -60,6 +60,15 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                             yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}
 
 
+def clamped_swiglu_quant(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, also with the gate apart from the values, and other numbers than gpt-oss's."""
+    for number, sample in enumerate(silu_and_mul_quant(device)):
+        yield sample
+        if number % 4 == 1:
+            gate, up = sample["input"].chunk(2, dim=1)
+            yield {**sample, "input": gate, "up": up, "alpha": 1.0, "limit": 2.5}
+
+
 def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
     """Every dtype, experts without a token, with some and with all, scales in rows, in columns and in words."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):

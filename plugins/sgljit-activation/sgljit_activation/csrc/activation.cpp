@@ -4,10 +4,7 @@
 #include <sgl_kernel/export.h>
 #include <sgl_kernel/optional.h>
 
-#include <cmath>
-#include <limits>
-
-#include "activation.h"
+#include "activation_args.h"
 
 namespace {
 
@@ -53,15 +50,11 @@ void silu_and_mul(
 void clamped_swiglu(
     host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up, double alpha,
     double limit, bool is_interleaved) {
-  if (!(static_cast<float>(limit) > 0)) [[unlikely]]
-    throw host::Error("ValueError", "clamped_swiglu: limit must be positive in float32, got ", limit);
-  if (!(std::abs(static_cast<float>(alpha)) <= std::numeric_limits<float>::max())) [[unlikely]]
-    throw host::Error("ValueError", "clamped_swiglu: alpha must be a finite number of float32, got ", alpha);
+  const auto op = checked_swiglu("clamped_swiglu", alpha, limit);
   if (up && is_interleaved) [[unlikely]]
     throw host::Error(
         "ValueError", "clamped_swiglu: is_interleaved is for an input of gates and values in turn: leave up out");
-  run<activation::ClampedSwiGLU>(
-      input, out, up, {static_cast<float>(alpha), static_cast<float>(limit)}, is_interleaved);
+  run(input, out, up, op, is_interleaved);
 }
 
 }  // namespace
