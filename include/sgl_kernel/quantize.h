@@ -5,7 +5,6 @@
 ///
 /// \code
 ///   host::QuantizedProgram<norms::RMSNorm> program{"norm.h"};  // norm.h has RMSNorm, and includes this header
-///   ...
 ///   program({eps}, "rmsnorm_quant", x, output_q, output_s, as, F::x = x, F::weight = weight);
 /// \endcode
 /// Or a program ends with `return Scale::store(row, q, scale, value)`, where `Scale` is `sgl::GivenScale`,
