@@ -35,31 +35,32 @@ void run(
   activated(rows.part(0, 2), rows.part(1, 2), result);
 }
 
-template <typename F>
-void activate(host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up) {
+/// F(gate, up), or with `round_first` the gate's `Alone`, rounded, times up.
+template <typename F, typename Alone>
+void activate(
+    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up,
+    bool round_first) {
+  if (round_first) return run<activation::RoundedActivated<Alone>>(input, out, up);
   run<activation::Activated<F>>(input, out, up);
 }
 
-void silu_and_mul(
-    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up,
-    bool round_first) {
-  if (round_first) return run<activation::RoundedSiluAndMul>(input, out, up);
-  activate<activation::SiluAndMul>(input, out, up);
-}
+template <typename F>
+constexpr auto gelu = activate<F, activation::Gelu<F>>;
 
 void clamped_swiglu(
     host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up, double alpha,
-    double limit, bool is_interleaved) {
+    double limit, bool is_interleaved, bool round_first) {
   const auto op = checked_swiglu("clamped_swiglu", alpha, limit);
   if (up && is_interleaved) [[unlikely]]
     throw host::Error(
         "ValueError", "clamped_swiglu: is_interleaved is for an input of gates and values in turn: leave up out");
+  if (round_first) return run(input, out, up, activation::RoundedClampedSwiGLU{op}, is_interleaved);
   run(input, out, up, op, is_interleaved);
 }
 
 }  // namespace
 
-SGL_EXPORT(silu_and_mul, (silu_and_mul))
-SGL_EXPORT(gelu_and_mul, (activate<activation::GeluAndMul>))
-SGL_EXPORT(gelu_tanh_and_mul, (activate<activation::GeluTanhAndMul>))
+SGL_EXPORT(silu_and_mul, (activate<activation::SiluAndMul, activation::Silu>))
+SGL_EXPORT(gelu_and_mul, (gelu<activation::GeluAndMul>))
+SGL_EXPORT(gelu_tanh_and_mul, (gelu<activation::GeluTanhAndMul>))
 SGL_EXPORT(clamped_swiglu, (clamped_swiglu))
