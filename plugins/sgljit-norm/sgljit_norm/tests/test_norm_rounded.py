@@ -37,7 +37,7 @@ def one_after_the_other(op: str, call: Arguments) -> dict[str, torch.Tensor]:
 def check(op: str, call: Arguments, offset: int = 8) -> None:
     """On CUDA the same bits where a warp holds a row of whole loads in both kernels; else a sum has another order."""
     dtype, size = call["input"].dtype, call["input"].shape[1]
-    held_by_a_warp = size % 16 == 0 and size * dtype.itemsize <= 512 and dtype != torch.float32
+    held_by_a_warp = size % 16 == offset % 8 == 0 and size * dtype.itemsize <= 512 and dtype != torch.float32
     wanted, run = one_after_the_other(op, call), clones(call)
     guarded = {name: Guarded(call[name], offset) for name in wanted}
     getattr(norm, op)(**run | {name: guard.tensor for name, guard in guarded.items()} | {"round_first": True})
@@ -47,8 +47,8 @@ def check(op: str, call: Arguments, offset: int = 8) -> None:
         if right.device.type == "cpu" or held_by_a_warp or (name == "residual" and "next_weight" not in call):
             assert torch.equal(got, right), name
         else:
-            close = 2 * torch.finfo(dtype).eps
-            torch.testing.assert_close(got, right, rtol=close, atol=2 * close)
+            close = 4 * torch.finfo(dtype).eps
+            torch.testing.assert_close(got, right, rtol=close, atol=4 * close)
             assert dtype == torch.float32 or (got != right).float().mean() < 0.01
 
 
