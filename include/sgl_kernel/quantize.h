@@ -5,7 +5,6 @@
 ///
 /// \code
 ///   host::QuantizedProgram<norms::RMSNorm> program{"norm.h"};  // norm.h has RMSNorm, and includes this header
-///   ...
 ///   program({eps}, "rmsnorm_quant", x, output_q, output_s, as, F::x = x, F::weight = weight);
 /// \endcode
 /// Or a program ends with `return Scale::store(row, q, scale, value)`, where `Scale` is `sgl::GivenScale`,
@@ -298,7 +297,8 @@ struct QuantizedAs {
 /// There is one scale, which is given, or one for each row or each 128 neighbours, which is written.
 /// \tparam kIsMap whether `F` computes each element from the same element of its operands, which all have rows as its
 ///   result. Then a group may have any address; else it is of whole loads.
-template <typename F, bool kIsMap = false>
+/// \tparam Rounded runs with `round_first`: `F`, or a program with its operands and fields that also rounds between.
+template <typename F, bool kIsMap = false, typename Rounded = F>
 struct QuantizedProgram {
  public:
   /// \param file that includes this header and the functor's, relative to the family's csrc; a literal.
@@ -316,7 +316,7 @@ struct QuantizedProgram {
       throw Error("ValueError", op, ": scale_ue8m0 is for scales that are computed: leave it out with is_static");
     if (!as.is_static) check_powers(op, output_s, as.scale_ue8m0);
     const auto q = quantized_rows(like, "output_q", output_q, like.location);
-    if (as.round_first) s_run(m_rounded, f, like, output_s, as, Names::q = q, bound...);
+    if (as.round_first) s_run(m_rounded, __builtin_bit_cast(Rounded, f), like, output_s, as, Names::q = q, bound...);
     else s_run(m_exact, f, like, output_s, as, Names::q = q, bound...);
   }
 
@@ -324,10 +324,10 @@ struct QuantizedProgram {
   static constexpr auto kGroup = PackedExponents::kGroup;
 
   /// A program for each kind of scale. With `kRounds` each rounds its result first.
-  template <bool kRounds>
+  template <typename Of, bool kRounds>
   struct Programs {
     template <typename Scale, int kSegments = 1>
-    using By = RowProgram<sgl::Quantized<F, Scale, kRounds>, kSegments>;
+    using By = RowProgram<sgl::Quantized<Of, Scale, kRounds>, kSegments>;
 
     const char* file;
     By<sgl::GivenScale> given{file};
@@ -340,9 +340,9 @@ struct QuantizedProgram {
   };
   using Names = sgl::Quantized<F, sgl::GivenScale, false>;
 
-  template <bool kRounds, int... kIndex>
+  template <typename Of, bool kRounds, int... kIndex>
   static void s_run(
-      Programs<kRounds>& by, const F& f, const Rows& like, const TensorView& output_s, const QuantizedAs& as,
+      Programs<Of, kRounds>& by, const Of& f, const Rows& like, const TensorView& output_s, const QuantizedAs& as,
       const sgl::Bound<kIndex, Rows>&... bound) {
     const auto location = like.location;
     const auto call = [&](auto& program, const Rows& scale, const auto&... of) {
@@ -366,8 +366,8 @@ struct QuantizedProgram {
     else call_one(by.row, by.row_power, of_groups(scale), sgl::Bound<kIndex, Rows>{in_groups(bound.value, kGroup)}...);
   }
 
-  Programs<false> m_exact;
-  Programs<true> m_rounded;
+  Programs<F, false> m_exact;
+  Programs<Rounded, true> m_rounded;
 };
 
 }  // namespace host

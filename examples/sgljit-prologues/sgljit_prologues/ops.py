@@ -26,6 +26,8 @@ def qwen3(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """The prologue of Qwen3's attention: RMSNorm and rotation of q's and k's heads, and the store of k and v.
 
@@ -38,6 +40,8 @@ def qwen3(
         k_cache, v_cache: [slots, kv_heads, head_dim], of the dtype of k and v; written.
         slots: [tokens], int32 or int64; a token with a negative one is not stored.
         eps: added to the mean of squares.
+        round_first: whether q and k are rounded between the norm and the rotation, as by two kernels: bit for bit, but in
+            float32 on CUDA.
     """
 
 
@@ -54,12 +58,14 @@ def qwen3_next(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``qwen3`` with Gemma's norm, 1 + weight, a rotation of a part of each head, and the sigmoid of the output's gate.
 
     Args:
         q_and_gate: [tokens, heads, 2 * head_dim], q and then the gate of each head; written in place.
-        k, v, q_weight, k_weight, cos_sin, positions, k_cache, v_cache, slots, eps: as in ``qwen3``.
+        k, v, q_weight, k_weight, cos_sin, positions, k_cache, v_cache, slots, eps, round_first: as in ``qwen3``.
     """
 
 

@@ -58,9 +58,12 @@ def qwen3(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     where = (cos_sin, positions, k_cache, v_cache, slots)
-    q.copy_(attend(normed(q, q_weight, eps), normed(k, k_weight, eps), v, *where))
+    heads = (normed(x, weight, eps) for x, weight in ((q, q_weight), (k, k_weight)))
+    q.copy_(attend(*(x.to(v.dtype) if round_first else x for x in heads), v, *where))
 
 
 def qwen3_next(
@@ -75,10 +78,13 @@ def qwen3_next(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     where = (cos_sin, positions, k_cache, v_cache, slots)
     q, gate = q_and_gate.chunk(2, -1)
-    q.copy_(attend(normed(q, q_weight, eps, 1.0), normed(k, k_weight, eps, 1.0), v, *where))
+    heads = (normed(x, weight, eps, 1.0) for x, weight in ((q, q_weight), (k, k_weight)))
+    q.copy_(attend(*(x.to(v.dtype) if round_first else x for x in heads), v, *where))
     gate.copy_(gate.double().sigmoid())
 
 

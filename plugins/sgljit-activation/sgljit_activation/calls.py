@@ -41,12 +41,13 @@ def clamped_swiglu(model: ModelShape | None) -> Calls:
 
 def silu_and_mul_quant(model: ModelShape | None) -> Calls:
     """Usual sizes; a model's config doesn't say what is quantised, and how."""
-    for dtype in ("float16", "bfloat16") if model is None else ():
-        rows = {"input": TensorSpec((TOKENS, 2 * 4096), dtype), "output_q": TensorSpec((TOKENS, 4096), "float8_e4m3fn")}
-        for scales in (1, 4096 // 128):
-            yield {**rows, "output_s": TensorSpec((TOKENS, scales), "float32")}
-        yield {**rows, "output_s": TensorSpec((TOKENS, 4096 // 512), "int32"), "scale_ue8m0": True}
-        yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
+    return _quantised(model, 4096)
+
+
+def clamped_swiglu_quant(model: ModelShape | None) -> Calls:
+    """As ``silu_and_mul_quant``, of gpt-oss's size, and of that in whole groups."""
+    yield from _quantised(model, 2880)
+    yield from _quantised(model, 2944)
 
 
 def silu_and_mul_masked_quant(model: ModelShape | None) -> Calls:
@@ -59,6 +60,16 @@ def silu_and_mul_masked_quant(model: ModelShape | None) -> Calls:
         }
         yield {**rows, "output_s": TensorSpec((TOKENS, 128, size // 128), "float32")}
         yield {**rows, "output_s": TensorSpec((TOKENS, 128, -(-size // 512)), "int32"), "scale_ue8m0": True}
+
+
+def _quantised(model: ModelShape | None, size: int) -> Calls:
+    for dtype in ("float16", "bfloat16") if model is None else ():
+        rows = {"input": TensorSpec((TOKENS, 2 * size), dtype), "output_q": TensorSpec((TOKENS, size), "float8_e4m3fn")}
+        yield {**rows, "output_s": TensorSpec((TOKENS, 1), "float32")}
+        yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
+        if size % 128 == 0:
+            yield {**rows, "output_s": TensorSpec((TOKENS, size // 128), "float32")}
+            yield {**rows, "output_s": TensorSpec((TOKENS, -(-size // 512)), "int32"), "scale_ue8m0": True}
 
 
 def _calls(model: ModelShape | None, activation: str) -> Calls:

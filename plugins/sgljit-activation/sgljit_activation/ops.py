@@ -58,6 +58,8 @@ def gelu_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
+    *,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``gelu(gate) * up``, with ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``: as ``torch.nn.functional.gelu``.
 
@@ -67,6 +69,9 @@ def gelu_and_mul(  # type: ignore[empty-body]  # it is C++
         input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
         out: [..., d]; a new tensor if None.
         up: like the gate; None if it is in ``input``.
+        round_first: whether ``gelu(gate)`` is rounded to the input's dtype before the product, as where PyTorch
+            computes both one after the other. The bits are PyTorch's for 98 % of the values of a gate. Most of the
+            others are below -2, where PyTorch's own sum loses digits; the rest is subnormal or next to an overflow.
 
     Returns:
         ``out``, or the new tensor.
@@ -81,6 +86,8 @@ def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
+    *,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``gelu_and_mul`` in its approximation by tanh: as ``torch.nn.functional.gelu(..., approximate="tanh")``.
 
@@ -90,6 +97,7 @@ def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
         input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
         out: [..., d]; a new tensor if None.
         up: like the gate; None if it is in ``input``.
+        round_first: as in ``gelu_and_mul``; the bits are PyTorch's for 99 % of the values of a gate.
 
     Returns:
         ``out``, or the new tensor.
@@ -108,12 +116,13 @@ def clamped_swiglu(  # type: ignore[empty-body]  # it is C++
     alpha: float = 1.702,
     limit: float = 7.0,
     is_interleaved: bool = False,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``(up + 1) * gate * sigmoid(alpha * gate)``, after a limit: the activation of gpt-oss's experts.
 
     A gate above ``limit`` counts as ``limit``, and ``up`` is limited on both sides, to ``-limit`` and ``limit``.
-    Computed in float32 and rounded once, at the end; PyTorch, and so transformers, rounds after each operation. The
-    rest is as in ``silu_and_mul``.
+    Computed in float32 and rounded once, at the end; PyTorch, and so transformers, rounds after each operation, as
+    ``round_first`` does. The rest is as in ``silu_and_mul``.
 
     Args:
         input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
@@ -123,6 +132,9 @@ def clamped_swiglu(  # type: ignore[empty-body]  # it is C++
         limit: positive; infinity for none.
         is_interleaved: whether ``input`` has gates and values in turn, as gpt-oss's weights give them: gates at even
             places. Else the gate comes first. On the CPU these take many times as long.
+        round_first: whether the result of each operation is rounded to the input's dtype: both limits, ``alpha *
+            gate``, its sigmoid, that times the gate, and ``up + 1``. In float16 and bfloat16 the bits are PyTorch's
+            then.
 
     Returns:
         ``out``, or the new tensor.
@@ -172,6 +184,42 @@ def silu_and_mul_quant(
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
         ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
             ``scale_ue8m0``; that comes with ``is_static``.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def clamped_swiglu_quant(
+    input: torch.Tensor,  # noqa: A002 - as the ops above
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_static: bool = False,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``output_q = y / output_s`` in FP8 or int8, with ``y`` that of ``clamped_swiglu``.
+
+    The rest is as in ``silu_and_mul_quant``. Gates and values in turn are not taken: order the rows of the projection's
+    weights once.
+
+    Args:
+        input: [..., 2 * d], or [..., d] with ``up``, as in ``clamped_swiglu``.
+        output_q: [..., d], float8_e4m3fn or int8, with a row distance of its own.
+        output_s: float32: [1], which is read, if ``is_static``; else [rows, 1] or [rows, d / 128]; or int32.
+        up: like the gate; None if it is in ``input``.
+        alpha: what the gate is multiplied by in the sigmoid.
+        limit: positive; infinity for none.
+        is_static: whether the scale is given.
+        round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``clamped_swiglu``, without
+            its own ``round_first``, and a quantisation after it.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: as ``silu_and_mul_quant``.
+        ValueError: as ``silu_and_mul_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite.
     """
 
 

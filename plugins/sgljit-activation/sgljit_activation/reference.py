@@ -20,33 +20,30 @@ def silu_and_mul(
     round_first: bool = False,
 ) -> torch.Tensor:
     """``silu(gate) * up``."""
-    if round_first and input.dtype == torch.float64:
-        raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
-
-    def silu(x: torch.Tensor) -> torch.Tensor:
-        activated = x * torch.sigmoid(x)
-        return activated.to(input.dtype).double() if round_first else activated
-
-    return _activated(silu, input, out, up)
+    return _activated(lambda x: x * torch.sigmoid(x), input, out, up, round_first)
 
 
 def gelu_and_mul(
     input: torch.Tensor,  # noqa: A002 - as the op
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
+    *,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``gelu(gate) * up``."""
-    return _activated(lambda x: x / 2 * torch.special.erfc(-x / math.sqrt(2)), input, out, up)
+    return _activated(lambda x: x / 2 * torch.special.erfc(-x / math.sqrt(2)), input, out, up, round_first)
 
 
 def gelu_tanh_and_mul(
     input: torch.Tensor,  # noqa: A002 - as the op
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
+    *,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``gelu(gate) * up``, approximated by tanh."""
     twice = 2 * math.sqrt(2 / math.pi)
-    return _activated(lambda x: x * torch.sigmoid(twice * (x + 0.044715 * x**3)), input, out, up)
+    return _activated(lambda x: x * torch.sigmoid(twice * (x + 0.044715 * x**3)), input, out, up, round_first)
 
 
 def clamped_swiglu(
@@ -57,14 +54,20 @@ def clamped_swiglu(
     alpha: float = 1.702,
     limit: float = 7.0,
     is_interleaved: bool = False,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``(up + 1) * gate * sigmoid(alpha * gate)`` of what is within the limit."""
     if is_interleaved:
         gate, values = input[..., ::2], input[..., 1::2]
     else:
         gate, values = input.chunk(2, dim=-1) if up is None else (input, up)
-    limited = gate.double().clamp(max=limit)
-    result = (values.double().clamp(-limit, limit) + 1) * limited * torch.sigmoid(alpha * limited)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return _rounded(x, input.dtype) if round_first else x
+
+    limited, values = rounded(gate.double().clamp(max=limit)), rounded(values.double().clamp(-limit, limit))
+    share = rounded(torch.sigmoid(rounded(alpha * limited)))
+    result = rounded(values + 1) * rounded(limited * share)
     return result.to(input.dtype) if out is None else out.copy_(result)
 
 
@@ -78,13 +81,41 @@ def silu_and_mul_quant(
     scale_ue8m0: bool = False,
 ) -> None:
     """``silu(gate) * up`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient for FP8, not rounded."""
+    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
+    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+
+
+def clamped_swiglu_quant(
+    input: torch.Tensor,  # noqa: A002 - as the op
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    is_static: bool = False,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``clamped_swiglu`` in FP8 or int8, as ``silu_and_mul_quant`` is of ``silu_and_mul``."""
+    y = input.new_empty(output_q.shape, dtype=torch.float64)
+    clamped_swiglu(input, y, up, alpha=alpha, limit=limit)
+    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+
+
+def _quantize(
+    input: torch.Tensor,  # noqa: A002 - as the ops
+    y: torch.Tensor,
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    is_static: bool,
+    round_first: bool,
+    scale_ue8m0: bool,
+) -> None:
     is_int8 = output_q.dtype is torch.int8
     limit = 127 if is_int8 else 448
-    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
     if round_first:
-        if input.dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
-            raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
-        y = y.to(input.dtype).double()
+        y = _rounded(y, input.dtype)
     if is_static:
         quotient = y / output_s.double()
     else:
@@ -118,6 +149,12 @@ def silu_and_mul_masked_quant(
         silu_and_mul_quant(x[:count], q[:count], scales[:count], **options)
 
 
+def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
+        raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
+    return y.to(dtype).double()
+
+
 def _power(scale: torch.Tensor) -> torch.Tensor:
     """The smallest power of two that is not below, and 2**127 at most."""
     fraction, exponent = torch.frexp(scale)
@@ -136,7 +173,9 @@ def _activated(
     input: torch.Tensor,  # noqa: A002 - as the op
     out: torch.Tensor | None,
     up: torch.Tensor | None,
+    round_first: bool,
 ) -> torch.Tensor:
     gate, values = input.chunk(2, dim=-1) if up is None else (input, up)
-    result = activation(gate.double()) * values.double()
+    activated = activation(gate.double())
+    result = (_rounded(activated, input.dtype) if round_first else activated) * values.double()
     return result.to(input.dtype) if out is None else out.copy_(result)

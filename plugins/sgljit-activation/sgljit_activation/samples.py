@@ -9,7 +9,7 @@ import torch
 
 
 def gelu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Every dtype, sizes of every kernel, no row to several blocks; gates beside and apart from the values."""
+    """Every dtype, sizes of every kernel, no row to several blocks; gates beside values and apart; rounded first."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for size in (1, 65, 64, 1000, 1024):
             for rows in (0, 1, 3, 129):
@@ -17,20 +17,13 @@ def gelu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
                 gate, up = both.chunk(2, dim=1)
                 yield {"input": both, "out": torch.empty_like(gate)}
                 yield {"input": both, "out": None}
+                yield {"input": both, "out": None, "round_first": True}
                 yield {"input": gate, "out": torch.empty(rows, size, device=device), "up": up}
                 three = (one.unflatten(0, (1, -1)).contiguous() for one in (gate, up))
                 yield {"input": next(three), "up": next(three), "out": None}
 
 
-gelu_tanh_and_mul = gelu_and_mul
-
-
-def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
-    """The same, with the activation rounded first and not."""
-    for number, sample in enumerate(gelu_and_mul(device)):
-        yield sample
-        if number % 4 == 1:
-            yield {**sample, "round_first": True}
+gelu_tanh_and_mul = silu_and_mul = gelu_and_mul
 
 
 def clamped_swiglu(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -39,7 +32,7 @@ def clamped_swiglu(device: torch.device) -> Iterator[dict[str, Any]]:
         yield sample
         if sample.get("up") is None:
             yield {**sample, "is_interleaved": True}
-        if number % 4 == 1:
+        if number % 5 == 1:
             yield {**sample, "alpha": 1.0, "limit": 2.5}
 
 
@@ -58,6 +51,15 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                     if size % 128 == 0 and rows == 3:
                         for powers in _of_powers(rows, size, device):
                             yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}
+
+
+def clamped_swiglu_quant(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, also with the gate apart from the values, and other numbers than gpt-oss's."""
+    for number, sample in enumerate(silu_and_mul_quant(device)):
+        yield sample
+        if number % 4 == 1:
+            gate, up = sample["input"].chunk(2, dim=1)
+            yield {**sample, "input": gate, "up": up, "alpha": 1.0, "limit": 2.5}
 
 
 def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:

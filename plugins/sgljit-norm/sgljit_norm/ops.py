@@ -62,16 +62,22 @@ def fused_add_rmsnorm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``residual = input + residual``, then ``input = rmsnorm(residual)``, row by row, both in place.
 
-    The sum is normalised in float32, before it is rounded to the dtype of ``residual``. No row: a no-op.
+    The sum is normalised in float32, before it is rounded to the dtype of ``residual``, or with ``round_first`` after
+    that. No row: a no-op.
 
     Args:
         input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
         residual: like ``input``, with a row stride of its own, and in memory of its own.
         weight: [hidden], contiguous, of the input's dtype and device.
         eps: at least 0; added to the mean of squares.
+        round_first: whether the norm reads the sum as it is rounded, as ``rmsnorm`` does after an addition. On the CPU
+            the bits are those of ``residual += input`` and ``rmsnorm``. On CUDA those of ``residual`` are, and the sum
+            of squares may differ in its last bit where more than a warp shares a row.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -85,6 +91,8 @@ def gemma_fused_add_rmsnorm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``residual = input + residual``, then ``input = gemma_rmsnorm(residual)``, row by row, both in place.
 
@@ -95,6 +103,7 @@ def gemma_fused_add_rmsnorm(
         residual: like ``input``.
         weight: [hidden], contiguous, of the input's dtype and device.
         eps: at least 0; added to the mean of squares.
+        round_first: whether the norm reads the sum after it is rounded, as in ``fused_add_rmsnorm``.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``fused_add_rmsnorm``.
@@ -108,12 +117,14 @@ def fused_rmsnorm_add_rmsnorm(
     weight: torch.Tensor,
     next_weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``residual = rmsnorm(input, weight) + residual``, then ``input = rmsnorm(residual, next_weight)``, both in place.
 
     One launch between two blocks of a model that also normalises the result of a block, such as GLM-4-0414 (sandwich
     normalisation, https://arxiv.org/abs/2105.13290). Computed in float32: the first norm is not rounded before the
-    addition, nor the sum before the second norm. No row: a no-op.
+    addition, nor the sum before the second norm, unless with ``round_first``. No row: a no-op.
 
     Args:
         input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
@@ -121,6 +132,9 @@ def fused_rmsnorm_add_rmsnorm(
         weight: [hidden], contiguous, of the input's dtype and device; that of the norm before the addition.
         next_weight: like ``weight``; that of the norm of the sum.
         eps: at least 0; added to both means of squares.
+        round_first: whether the first norm and the sum are rounded before they are read, as by ``rmsnorm``, an addition
+            and ``rmsnorm``. On the CPU the bits are theirs. On CUDA a sum of squares may differ in its last bit where
+            more than a warp shares a row.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -135,6 +149,8 @@ def gemma_fused_rmsnorm_add_rmsnorm(
     weight: torch.Tensor,
     next_weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``fused_rmsnorm_add_rmsnorm`` with ``1 + weight`` and ``1 + next_weight``, as Gemma 2 and 3 have it.
 
@@ -144,6 +160,7 @@ def gemma_fused_rmsnorm_add_rmsnorm(
         weight: [hidden], contiguous, of the input's dtype and device; that of the norm before the addition.
         next_weight: like ``weight``; that of the norm of the sum.
         eps: at least 0; added to both means of squares.
+        round_first: whether both are rounded before they are read, as in ``fused_rmsnorm_add_rmsnorm``.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``fused_rmsnorm_add_rmsnorm``.
@@ -314,8 +331,8 @@ def fused_add_rmsnorm_quant(
 ) -> None:
     """``residual = input + residual``, then ``output_q = rmsnorm(residual) / output_s`` in FP8 or int8.
 
-    The sum is normalised in float32, before it is rounded to the dtype of ``residual``. ``input`` stays as it is. The
-    rest is as in ``rmsnorm_quant``.
+    The sum is normalised in float32, before it is rounded to the dtype of ``residual``, or with ``round_first`` after
+    that. ``input`` stays as it is. The rest is as in ``rmsnorm_quant``.
 
     Args:
         input: [tokens, hidden], as in ``rmsnorm_quant``.
@@ -326,7 +343,8 @@ def fused_add_rmsnorm_quant(
         output_s: float32: [1], which is read, if ``is_static``; else [tokens, 1] or [tokens, hidden / 128]; or int32.
         eps: at least 0; added to the mean of squares.
         is_static: whether the scale is given.
-        round_first: whether what is quantised is rounded to the input's dtype first.
+        round_first: whether the sum is rounded to the dtype of ``residual``, and its norm to that of ``input``, as by
+            an addition, ``rmsnorm`` and a quantisation: bit for bit on the CPU, on CUDA as ``fused_add_rmsnorm``.
         scale_ue8m0: whether each scale is rounded up to a power of two.
 
     Raises:

@@ -40,9 +40,13 @@ def fused_add_rmsnorm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
-    """``residual = input + residual``, then ``input = rmsnorm(residual)``, from the sum before it is rounded."""
+    """``residual = input + residual``, then ``input = rmsnorm(residual)``, from the sum before or after rounding."""
     total = input.double() + residual.double()
+    if round_first:
+        total = _rounded(total, residual.dtype)
     residual.copy_(total)
     rmsnorm(total, weight, None, eps)
     input.copy_(total)
@@ -53,9 +57,11 @@ def gemma_fused_add_rmsnorm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``fused_add_rmsnorm`` with ``1 + weight``."""
-    fused_add_rmsnorm(input, residual, 1 + weight.double(), eps)
+    fused_add_rmsnorm(input, residual, 1 + weight.double(), eps, round_first=round_first)
 
 
 def fused_rmsnorm_add_rmsnorm(
@@ -64,11 +70,17 @@ def fused_rmsnorm_add_rmsnorm(
     weight: torch.Tensor,
     next_weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
-    """``residual = rmsnorm(input) + residual``, then ``input = rmsnorm(residual)``, each rounded where it is stored."""
+    """``residual = rmsnorm(input) + residual``, then ``input = rmsnorm(residual)``, rounded where stored, or each."""
     normed = input.double()
     rmsnorm(normed, weight, None, eps)
+    if round_first:
+        normed = _rounded(normed, input.dtype)
     total = normed + residual.double()
+    if round_first:
+        total = _rounded(total, residual.dtype)
     residual.copy_(total)
     rmsnorm(total, next_weight, None, eps)
     input.copy_(total)
@@ -80,9 +92,12 @@ def gemma_fused_rmsnorm_add_rmsnorm(
     weight: torch.Tensor,
     next_weight: torch.Tensor,
     eps: float = 1e-6,
+    *,
+    round_first: bool = False,
 ) -> None:
     """``fused_rmsnorm_add_rmsnorm`` with ``1 + weight``."""
-    fused_rmsnorm_add_rmsnorm(input, residual, 1 + weight.double(), 1 + next_weight.double(), eps)
+    weights = 1 + weight.double(), 1 + next_weight.double()
+    fused_rmsnorm_add_rmsnorm(input, residual, *weights, eps, round_first=round_first)
 
 
 def fused_inplace_qknorm(
@@ -170,6 +185,8 @@ def fused_add_rmsnorm_quant(
 ) -> None:
     """``fused_add_rmsnorm`` in FP8 or int8: the residual gets the sum, and ``input`` stays."""
     y = input.double() + residual.double()
+    if round_first:
+        y = _rounded(y, residual.dtype)
     residual.copy_(y)
     rmsnorm(y, weight, None, eps)
     _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static, scale_ue8m0)

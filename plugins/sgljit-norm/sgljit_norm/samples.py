@@ -29,11 +29,11 @@ gemma_rmsnorm = rmsnorm
 
 
 def fused_add_rmsnorm(device: torch.device) -> Iterator[Sample]:
-    """As in ``rmsnorm``; input and residual in two buffers, or side by side in one."""
+    """As in ``rmsnorm``; input and residual in two buffers, or side by side in one, where the sum is rounded first."""
     for x in _inputs(device):
         left, right = x.chunk(2, dim=1)
         yield {"input": left.contiguous(), "residual": right.contiguous(), "weight": _vector(left), "eps": 1e-6}
-        yield {"input": left, "residual": right, "weight": _vector(left), "eps": 1e-5}
+        yield {"input": left, "residual": right, "weight": _vector(left), "eps": 1e-5, "round_first": True}
 
 
 gemma_fused_add_rmsnorm = fused_add_rmsnorm

@@ -34,42 +34,48 @@ Rows slots_of(const Rows& x, const char* name, const TensorView& cache, const Te
 }
 
 // The operands of each prologue have names; what a segment does not use is not passed.
-RowProgram<prologues::NormedHeads<false>, 3> qwen3_program{"prologues.h"};
+template <bool kRounds>
+RowProgram<prologues::NormedHeads<false, kRounds>, 3> qwen3_program{"prologues.h"};
 
 void qwen3(
     TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
-    TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
-  using F = prologues::NormedHeads<false>;
-  const auto& program = qwen3_program;
+    TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps, bool round_first) {
+  using F = prologues::NormedHeads<false, false>;  // whose operands are those of both
   const auto turn = angles(cos_sin, positions);
   const auto keys = heads("k", k).floats(), values = heads("v", v).floats();
-  qwen3_program(
-      {checked(eps)},
-      {program.rows(F::x = heads("q", q).floats(), F::weight = weight_of("q_weight", q_weight), F::cos_sin = turn),
-       program.rows(
-           F::x = keys, F::weight = weight_of("k_weight", k_weight), F::cos_sin = turn,
-           F::cache = slots_of(keys, "k_cache", k_cache, slots)),
-       program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots))});
+  const auto run = [&](auto& program) {
+    program(
+        {checked(eps)},
+        {program.rows(F::x = heads("q", q).floats(), F::weight = weight_of("q_weight", q_weight), F::cos_sin = turn),
+         program.rows(
+             F::x = keys, F::weight = weight_of("k_weight", k_weight), F::cos_sin = turn,
+             F::cache = slots_of(keys, "k_cache", k_cache, slots)),
+         program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots))});
+  };
+  round_first ? run(qwen3_program<true>) : run(qwen3_program<false>);
 }
 
-RowProgram<prologues::NormedHeads<true>, 4> qwen3_next_program{"prologues.h"};
+template <bool kRounds>
+RowProgram<prologues::NormedHeads<true, kRounds>, 4> qwen3_next_program{"prologues.h"};
 
 void qwen3_next(
     TensorView q_and_gate, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
-    TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
-  using F = prologues::NormedHeads<true>;
-  const auto& program = qwen3_next_program;
+    TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps, bool round_first) {
+  using F = prologues::NormedHeads<true, false>;
   const auto turn = angles(cos_sin, positions);
   const auto both = heads("q_and_gate", q_and_gate).floats(), keys = heads("k", k).floats(),
              values = heads("v", v).floats();
-  qwen3_next_program(
-      {checked(eps)},
-      {program.rows(F::x = both.part(0, 2), F::weight = weight_of("q_weight", q_weight), F::cos_sin = turn),
-       program.rows(
-           F::x = keys, F::weight = weight_of("k_weight", k_weight), F::cos_sin = turn,
-           F::cache = slots_of(keys, "k_cache", k_cache, slots)),
-       program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots)),
-       program.rows(F::x = both.part(1, 2))});
+  const auto run = [&](auto& program) {
+    program(
+        {checked(eps)},
+        {program.rows(F::x = both.part(0, 2), F::weight = weight_of("q_weight", q_weight), F::cos_sin = turn),
+         program.rows(
+             F::x = keys, F::weight = weight_of("k_weight", k_weight), F::cos_sin = turn,
+             F::cache = slots_of(keys, "k_cache", k_cache, slots)),
+         program.rows(F::x = values, F::cache = slots_of(values, "v_cache", v_cache, slots)),
+         program.rows(F::x = both.part(1, 2))});
+  };
+  round_first ? run(qwen3_next_program<true>) : run(qwen3_next_program<false>);
 }
 
 RowProgram<prologues::RotatedHeads, 3> gpt_oss_program{"prologues.h"};

@@ -52,6 +52,31 @@ def test_agrees_with_torch(name, device):
         expect_agreement(name, sample)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_next"])
+def test_rounded_first_it_has_the_bits_of_a_norm_and_a_rotation(name, device):
+    pytest.importorskip("sgljit_norm")
+    norm = ops["norm"].gemma_fused_inplace_qknorm if name == "qwen3_next" else ops["norm"].fused_inplace_qknorm
+    for sample in samples(name, device):
+        once, twice, apart = (copy.deepcopy(sample) for _ in range(3))
+        getattr(ops["prologues"], name)(**once)
+        getattr(ops["prologues"], name)(**twice, round_first=True)
+        both = apart.pop("q_and_gate", None)
+        q = apart.pop("q") if both is None else both.chunk(2, -1)[0]
+        norm(q, apart["k"], apart.pop("q_weight"), apart.pop("k_weight"))
+        ops["prologues"].gpt_oss(q, **apart)
+        found = [
+            (x["q"] if both is None else x["q_and_gate"].chunk(2, -1)[0], x["k_cache"], x["v_cache"])
+            for x in (once, twice)
+        ]
+        for one, wanted in zip(found[1], (q, apart["k_cache"], apart["v_cache"]), strict=True):
+            if device.type == "cuda" and wanted.dtype == torch.float32:  # nothing is rounded, and sums have their order
+                torch.testing.assert_close(one, wanted, rtol=2**-20, atol=2**-20)
+            else:
+                assert torch.equal(one, wanted)
+        if q.dtype != torch.float32 and len(q):
+            assert not torch.equal(found[0][0], found[1][0])
+
+
 def test_angles_of_yarn_are_longer_than_1(device):
     table = pytest.importorskip("sgljit_rope").yarn_table
     for sample in samples("gpt_oss", device):

@@ -4,8 +4,9 @@
         [--output FILE]
 
 bfloat16 in; a group is 128 elements. The bytes of a call are those of the gate, the values and the output. "Two ops" is
-``silu_and_mul`` and the quantisation of sgljit-quant. SGLang's are measured from ``--peers``,
-a folder with a ``peers.py`` that offers its kernels: it has one for groups, of up to 8192 elements in a row.
+``silu_and_mul`` and the quantisation of sgljit-quant; of kinds with ``clamped_`` it is ``clamped_swiglu``. SGLang's are
+measured from ``--peers``, a folder with a ``peers.py`` that offers its kernels: it has one for groups, of up to 8192
+elements in a row.
 Masked rows are those of eight experts, 1/8, 2/8, ... and all of which are counted: PyTorch's kernels compute all.
 With CI set in the environment: one small shape for each.
 """
@@ -49,28 +50,46 @@ KINDS = {
     "masked": Kind("masked_group_quant_fp8", "group"),
     "group_packed": Kind("per_token_group_quant_fp8", "packed"),
 }
+CLAMPED = "clamped_"  # before a kind: of gpt-oss's activation
+KINDS |= {CLAMPED + name: KINDS[name] for name in ("given", "token", "token_int8", "group", "group_packed")}
 
 
-def eager(kind: Kind, x: torch.Tensor, *outputs: torch.Tensor) -> None:
-    """The op in plain PyTorch."""
+def op_of(name: str) -> str:
+    """The op that is measured, by the name of its kind."""
+    if name.startswith(CLAMPED):
+        return "clamped_swiglu_quant"
+    return "silu_and_mul_masked_quant" if KINDS[name].is_masked else "silu_and_mul_quant"
+
+
+def activated(name: str, x: torch.Tensor) -> torch.Tensor:
+    """The activation in plain PyTorch."""
     gate, up = x.chunk(2, dim=-1)
-    kind.eager(silu(gate) * up, *outputs)
+    if not name.startswith(CLAMPED):
+        return silu(gate) * up
+    gate = gate.clamp(max=7)
+    return (up.clamp(-7, 7) + 1) * (gate * torch.sigmoid(1.702 * gate))
 
 
-def two_ops(kind: Kind, x: torch.Tensor, *outputs: torch.Tensor) -> None:
-    """``silu_and_mul`` and a quantisation."""
-    kind.run(ops["activation"].silu_and_mul(x), *outputs)
+def eager(name: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
+    """The op in plain PyTorch."""
+    KINDS[name].eager(activated(name, x), *outputs)
+
+
+def two_ops(name: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
+    """The activation and a quantisation."""
+    activation = ops["activation"].clamped_swiglu if name.startswith(CLAMPED) else ops["activation"].silu_and_mul
+    KINDS[name].run(activation(x), *outputs)
 
 
 def providers(name: str, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     kind = KINDS[name]
-    ours = functools.partial(ops["activation"].silu_and_mul_quant, **kind.options)
-    runs: dict[str, Run] = {"sgljit": ops["activation"].silu_and_mul_masked_quant if kind.is_masked else ours}
+    op = getattr(ops["activation"], op_of(name))
+    runs: dict[str, Run] = {"sgljit": op if kind.is_masked else functools.partial(op, **kind.options)}
     if peers is not None and name in ("group", "group_packed"):
         runs["SGLang"] = peers.silu_and_mul_group_quant(name == "group_packed")
-    runs["two ops"] = functools.partial(two_ops, kind)
-    runs["PyTorch"] = functools.partial(eager, kind)
+    runs["two ops"] = functools.partial(two_ops, name)
+    runs["PyTorch"] = functools.partial(eager, name)
     # On the CPU it would time a C++ compiler's vectors against torch's own; it makes no one kernel of packed scales.
     if device == "cuda" and kind.scales != "packed":
         runs["torch.compile"] = torch.compile(runs["PyTorch"], dynamic=False)
@@ -97,8 +116,7 @@ def table(name: str, device: str, peers: Any) -> list[dict[str, Any]]:
                 raise
             sys.stderr.write(f"{provider} does not take {rows} x {size} of {name}: {error}\n")
             return math.nan
-        gate, up = x.double().chunk(2, dim=-1)
-        kind.check(silu(gate) * up, *outputs, slack=2**-7)
+        kind.check(activated(name, x.double()), *outputs, slack=2**-7)
         return measure(runs[provider], make, num_bytes=5 * int(kind.counts(rows).sum()) * size, seconds=0.03)
 
     whole = 512 if kind.scales == "packed" else 1  # PyTorch's packs whole words
@@ -129,8 +147,7 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
     page = ""
     for name in arguments.ops.split(","):
-        op = f"silu_and_mul{'_masked' if name == 'masked' else ''}_quant"
-        tables[f"{op}, {name}"] = table(name, arguments.device, peers)
+        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(name, arguments.device, peers)
         # So far: a run may be cut short.
         page = write_results(arguments.output, "The activation, quantised", tables, note=note, device=arguments.device)
     sys.stdout.write(page)

@@ -4,10 +4,7 @@
 #include <sgl_kernel/export.h>
 #include <sgl_kernel/optional.h>
 
-#include <cmath>
-#include <limits>
-
-#include "activation.h"
+#include "activation_args.h"
 
 namespace {
 
@@ -38,35 +35,32 @@ void run(
   activated(rows.part(0, 2), rows.part(1, 2), result);
 }
 
-template <typename F>
-void activate(host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up) {
+/// F(gate, up), or with `round_first` the gate's `Alone`, rounded, times up.
+template <typename F, typename Alone>
+void activate(
+    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up,
+    bool round_first) {
+  if (round_first) return run<activation::RoundedActivated<Alone>>(input, out, up);
   run<activation::Activated<F>>(input, out, up);
 }
 
-void silu_and_mul(
-    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up,
-    bool round_first) {
-  if (round_first) return run<activation::RoundedSiluAndMul>(input, out, up);
-  activate<activation::SiluAndMul>(input, out, up);
-}
+template <typename F>
+constexpr auto gelu = activate<F, activation::Gelu<F>>;
 
 void clamped_swiglu(
     host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up, double alpha,
-    double limit, bool is_interleaved) {
-  if (!(static_cast<float>(limit) > 0)) [[unlikely]]
-    throw host::Error("ValueError", "clamped_swiglu: limit must be positive in float32, got ", limit);
-  if (!(std::abs(static_cast<float>(alpha)) <= std::numeric_limits<float>::max())) [[unlikely]]
-    throw host::Error("ValueError", "clamped_swiglu: alpha must be a finite number of float32, got ", alpha);
+    double limit, bool is_interleaved, bool round_first) {
+  const auto op = checked_swiglu("clamped_swiglu", alpha, limit);
   if (up && is_interleaved) [[unlikely]]
     throw host::Error(
         "ValueError", "clamped_swiglu: is_interleaved is for an input of gates and values in turn: leave up out");
-  run<activation::ClampedSwiGLU>(
-      input, out, up, {static_cast<float>(alpha), static_cast<float>(limit)}, is_interleaved);
+  if (round_first) return run(input, out, up, activation::RoundedClampedSwiGLU{op}, is_interleaved);
+  run(input, out, up, op, is_interleaved);
 }
 
 }  // namespace
 
-SGL_EXPORT(silu_and_mul, (silu_and_mul))
-SGL_EXPORT(gelu_and_mul, (activate<activation::GeluAndMul>))
-SGL_EXPORT(gelu_tanh_and_mul, (activate<activation::GeluTanhAndMul>))
+SGL_EXPORT(silu_and_mul, (activate<activation::SiluAndMul, activation::Silu>))
+SGL_EXPORT(gelu_and_mul, (gelu<activation::GeluAndMul>))
+SGL_EXPORT(gelu_tanh_and_mul, (gelu<activation::GeluTanhAndMul>))
 SGL_EXPORT(clamped_swiglu, (clamped_swiglu))

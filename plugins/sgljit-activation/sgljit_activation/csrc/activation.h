@@ -64,13 +64,22 @@ struct Silu {
   }
 };
 
-/// \brief silu(gate), rounded to the dtype of the gate, times up: the two kernels of PyTorch in one.
-struct RoundedSiluAndMul {
+/// \brief gate * Phi(gate), as `GeluAndMul` and `GeluTanhAndMul` have it.
+template <typename F>
+struct Gelu {
+  SGL_HD float operator()(float gate) const {
+    return F{}(gate, 1);
+  }
+};
+
+/// \brief `F` of the gate, rounded to its dtype, times up: two kernels of PyTorch in one.
+template <typename F>
+struct RoundedActivated {
   SGL_OPERANDS(gate, up, out)
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto activated = row.round(gate, sgl::map(Silu{}, row[gate]));
+    const auto activated = row.round(gate, sgl::map(F{}, row[gate]));
     return sgl::store(out = sgl::map([](float a, float b) { return a * b; }, activated, row[up]));
   }
 };
@@ -88,6 +97,22 @@ struct ClampedSwiGLU {
       return divide(x, 1 + sgl::exp_of_number(-alpha * x)) * (sgl::max(sgl::min(u, limit), -limit) + 1);
     };
     return sgl::store(out = sgl::map(activated, row[gate], row[up]));
+  }
+};
+
+/// \brief The same with each operation rounded to the dtype of the gate: the kernels of PyTorch, one after the other.
+struct RoundedClampedSwiGLU : ClampedSwiGLU {
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto rounded = [&](const auto& f, const auto&... values) { return row.round(gate, sgl::map(f, values...)); };
+    const float factor = alpha, most = limit;
+    const auto product = [](float a, float b) { return a * b; };
+    const auto x = rounded([=](float g) { return sgl::min(g, most); }, row[gate]);
+    const auto y = rounded([=](float u) { return sgl::max(sgl::min(u, most), -most); }, row[up]);
+    const auto scaled = rounded([=](float g) { return g * factor; }, x);
+    const auto share = rounded([](float g) { return 1 / (1 + sgl::exp_of_number(-g)); }, scaled);
+    const auto more = rounded([](float u) { return u + 1; }, y);
+    return sgl::store(out = sgl::map(product, more, rounded(product, x, share)));
   }
 };
 

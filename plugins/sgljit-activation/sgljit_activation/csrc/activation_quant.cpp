@@ -1,9 +1,10 @@
 /// \file activation_quant.cpp
-/// \brief The host part of the activation whose result is quantised: the function that Python calls.
+/// \brief The host part of the activations whose result is quantised: the functions that Python calls.
 
 #include <sgl_kernel/export.h>
+#include <sgl_kernel/optional.h>
 
-#include "activation.h"
+#include "activation_args.h"
 
 namespace {
 
@@ -11,6 +12,7 @@ using namespace host;
 using F = activation::Activated<activation::SiluAndMul>;
 
 QuantizedProgram<F, true> program{"activation.h"};
+QuantizedProgram<activation::ClampedSwiGLU, true> clamped_program{"activation.h"};
 
 template <typename Scale, bool kRounds>
 RowProgram<sgl::Quantized<F, Scale, kRounds>> masked{"activation.h"};
@@ -22,7 +24,19 @@ void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output
   program({}, "silu_and_mul_quant", gate, output_q, output_s, as, F::gate = gate, F::up = x.part(1, 2));
 }
 
-/// The same of the first `counts[e]` rows of each expert e, in groups of 128.
+/// output_q = clamped_swiglu(gate, up) / output_s, likewise; with `up`, `input` is the gate alone.
+void clamped_swiglu_quant(
+    TensorView input, TensorView output_q, TensorView output_s, Optional<TensorView> up, double alpha, double limit,
+    QuantizedAs as) {
+  using F = activation::ClampedSwiGLU;
+  constexpr const char* kOp = "clamped_swiglu_quant";
+  const auto op = checked_swiglu(kOp, alpha, limit);
+  const auto x = rows("input", input).floats();
+  const auto gate = up ? x : x.part(0, 2), values = up ? rows_like(x, "up", *up).typed_as(x) : x.part(1, 2);
+  clamped_program(op, kOp, gate, output_q, output_s, as, F::gate = gate, F::up = values);
+}
+
+/// `silu_and_mul_quant` of the first `counts[e]` rows of each expert e, in groups of 128.
 void silu_and_mul_masked_quant(
     TensorView input, TensorView output_q, TensorView output_s, TensorView counts, bool round_first, bool scale_ue8m0) {
   constexpr int kGroup = PackedExponents::kGroup;
@@ -45,5 +59,6 @@ void silu_and_mul_masked_quant(
 
 }  // namespace
 
+SGL_EXPORT(clamped_swiglu_quant, (clamped_swiglu_quant))
 SGL_EXPORT(silu_and_mul_masked_quant, (silu_and_mul_masked_quant))
 SGL_EXPORT(silu_and_mul_quant, (silu_and_mul_quant))

@@ -67,13 +67,49 @@ def test_it_agrees_with_float64(op, dtype, device):
         assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rounded_first_it_has_the_bits_of_pytorch_for_all_values_of_a_gate(dtype, device):
-    """The product of two such numbers is exact in float32, so that any few values of up will do."""
+def gates_and_values(dtype, device):
+    """All values of a gate. The product of two such numbers is exact in float32: any few values of up will do."""
     gate = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.int16).view(dtype).reshape(64, -1)
     torch.manual_seed(0)
     outliers = torch.randn(gate.shape, device=device) * torch.randn(gate.shape, device=device).mul(3).exp()
-    for up in (torch.ones_like(gate), outliers.to(dtype)):
+    return [(gate, torch.ones_like(gate)), (gate, outliers.to(dtype))]
+
+
+each_rounded_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@each_rounded_dtype
+@pytest.mark.parametrize(("alpha", "limit"), [(1.702, 7.0), (1.1, 3.3), (1.702, float("inf"))])
+def test_rounded_first_gpt_oss_has_the_bits_of_transformers_for_all_values_of_a_gate(alpha, limit, dtype, device):
+    for gate, up in gates_and_values(dtype, device):
+        limited, values = gate.clamp(max=limit), up.clamp(-limit, limit)
+        own = ((values + 1) * (limited * torch.sigmoid(limited * alpha))).nan_to_num(7)
+        in_turn = torch.stack([gate, up], -1).flatten(-2)
+        options = {"alpha": alpha, "limit": limit}
+        for call in ({"input": gate, "up": up}, {"input": in_turn, "is_interleaved": True}):
+            ours = family.clamped_swiglu(**call, **options, round_first=True).nan_to_num(7)
+            assert torch.equal(ours.view(torch.int16), own.view(torch.int16))
+            assert not torch.equal(family.clamped_swiglu(**call, **options).nan_to_num(7), own)
+
+
+@each_rounded_dtype
+@pytest.mark.parametrize(("op", "other"), [("gelu_and_mul", 0.02), ("gelu_tanh_and_mul", 0.01)])
+def test_rounded_first_gelu_has_the_bits_of_two_ops_and_of_pytorch_but_for_small_results(op, other, dtype, device):
+    """PyTorch adds 1 to a number next to -1."""
+    activation = functools.partial(gelu, approximate="tanh" if "tanh" in op else "none")
+    for gate, up in gates_and_values(dtype, device):
+        ours = getattr(family, op)(gate, None, up, round_first=True).nan_to_num(7)
+        apart = getattr(family, op)(gate, None, torch.ones_like(up)) * up
+        assert torch.equal(ours, apart.nan_to_num(7))
+        differs = ours != (activation(gate) * up).nan_to_num(7)
+        assert differs.float().mean() <= other
+        assert differs[(gate > -1.9) & (gate.abs() > 1e-37) & (gate < 1e38)].float().mean() <= 0.002
+        assert torch.equal(ours, getattr(family, op)(gate, None, up).nan_to_num(7)) == bool((up == 1).all())
+
+
+@each_rounded_dtype
+def test_rounded_first_it_has_the_bits_of_pytorch_for_all_values_of_a_gate(dtype, device):
+    for gate, up in gates_and_values(dtype, device):
         own = (silu(gate) * up).nan_to_num(7)
         ours = family.silu_and_mul(gate, None, up, round_first=True).nan_to_num(7)
         assert torch.equal(ours.view(torch.int16), own.view(torch.int16))

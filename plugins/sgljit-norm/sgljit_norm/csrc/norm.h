@@ -23,8 +23,15 @@ struct RMSNorm {
   }
 };
 
-/// \brief `sgl::rms_normed` of the sum of two rows, before that is rounded and stored to the residual.
-template <bool kPlusOne>
+/// \brief A value; if `kRounds`, rounded to the dtype of an operand, as another kernel would find it there.
+template <bool kRounds, typename Row, int kOperand, typename Of>
+SGL_HD auto rounded(const Row& row, sgl::Operand<kOperand> operand, const Of& of) {
+  if constexpr (kRounds) return row.round(operand, of);
+  else return of;
+}
+
+/// \brief `sgl::rms_normed` of the sum of two rows, which is stored to the residual; of the rounded sum if `kRounds`.
+template <bool kPlusOne, bool kRounds = false>
 struct FusedAddRMSNorm {
   SGL_OPERANDS(x, residual, weight)
   float eps;
@@ -35,13 +42,14 @@ struct FusedAddRMSNorm {
     const auto values = row[x];
     const auto residuals = row[residual];
     const auto weights = row[weight];
-    const auto sum = row.keep(residual, sgl::map(sgl::Plus{}, values, residuals));
+    const auto sum = row.keep(residual, rounded<kRounds>(row, residual, sgl::map(sgl::Plus{}, values, residuals)));
     return sgl::store(residual = sum, x = sgl::rms_normed<kPlusOne>(row, sum, weights, eps));
   }
 };
 
-/// \brief `sgl::rms_normed` of a row, added to the residual; then that of the sum, as `FusedAddRMSNorm` has it.
-template <bool kPlusOne>
+/// \brief `sgl::rms_normed` of a row, added to the residual; then that of the sum, as `FusedAddRMSNorm` has it. If
+/// `kRounds`, the first norm is also rounded.
+template <bool kPlusOne, bool kRounds = false>
 struct RMSNormAddRMSNorm {
   SGL_OPERANDS(x, residual, weight, next_weight)
   float eps;
@@ -53,9 +61,17 @@ struct RMSNormAddRMSNorm {
     const auto residuals = row[residual];
     const auto weights = row[weight];
     const auto next_weights = row[next_weight];
-    const auto normed = sgl::rms_normed<kPlusOne>(row, values, weights, eps);
-    const auto sum = row.keep(residual, sgl::map(sgl::Plus{}, normed, residuals));
+    const auto normed = m_kept(row, sgl::rms_normed<kPlusOne>(row, values, weights, eps));
+    const auto sum = row.keep(residual, rounded<kRounds>(row, residual, sgl::map(sgl::Plus{}, normed, residuals)));
     return sgl::store(residual = sum, x = sgl::rms_normed<kPlusOne>(row, sum, next_weights, eps));
+  }
+
+ private:
+  /// Kept, a product of float32 is not one instruction with the addition after it on the CPU.
+  template <typename Row, typename Normed>
+  SGL_HD auto m_kept(const Row& row, const Normed& normed) const {
+    if constexpr (kRounds) return row.keep(row.round(x, normed));
+    else return normed;
   }
 };
 

@@ -11,7 +11,7 @@ namespace {
 using namespace host;
 
 QuantizedProgram<norms::RMSNorm<false>> norm{"norm.h"};
-QuantizedProgram<norms::FusedAddRMSNorm<false>> norm_of_sum{"norm.h"};
+QuantizedProgram<norms::FusedAddRMSNorm<false>, false, norms::FusedAddRMSNorm<false, true>> norm_of_sum{"norm.h"};
 
 /// output_q = rmsnorm(input) / output_s, row by row; on CUDA on the current stream of its device.
 void rmsnorm_quant(
@@ -23,7 +23,8 @@ void rmsnorm_quant(
   norm({checked_eps(kOp, eps)}, kOp, x, output_q, output_s, as, F::x = x, F::weight = w);
 }
 
-/// residual = input + residual, then output_q = rmsnorm(residual) / output_s, from the sum before it is rounded.
+/// residual = input + residual, then output_q = rmsnorm(residual) / output_s, from the sum before it is rounded, or
+/// with `round_first` after that.
 void fused_add_rmsnorm_quant(
     TensorView input, TensorView residual, TensorView weight, TensorView output_q, TensorView output_s, double eps,
     QuantizedAs as) {

@@ -80,7 +80,7 @@ def test_enough_rows_for_every_thread(op: str, rows: int, size: int, dtype: torc
 @each_op_and_dtype
 def test_samples_against_the_reference(op: str, dtype: torch.dtype):
     for arguments in getattr(samples, op)(torch.device("cpu")):
-        if data_of(op, arguments)[0].dtype == dtype:
+        if data_of(op, arguments)[0].dtype == dtype and not arguments.get("round_first"):  # see test_norm_rounded.py
             check(op, arguments)
 
 

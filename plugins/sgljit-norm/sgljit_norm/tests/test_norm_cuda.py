@@ -140,7 +140,7 @@ def test_rows_apart_and_out_of_line(op: str, dtype: torch.dtype):
 @each_dtype
 def test_samples_against_the_reference(op: str, dtype: torch.dtype):
     for arguments in getattr(samples, op)(torch.device("cuda")):
-        if data_of(op, arguments)[0].dtype == dtype:
+        if data_of(op, arguments)[0].dtype == dtype and not arguments.get("round_first"):  # see test_norm_rounded.py
             check(op, arguments)
 
 

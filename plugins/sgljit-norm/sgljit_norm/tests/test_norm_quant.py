@@ -41,6 +41,13 @@ def make(op: str, x: torch.Tensor, weight: torch.Tensor | None = None) -> Call:
     return call | ({"residual": torch.randn_like(x)} if "add" in op else {})
 
 
+def rounded_norm(call: Call) -> torch.Tensor:
+    """The norm by kernels of its own, each of which rounds."""
+    total = call["input"] + call["residual"] if "residual" in call else call["input"].clone()
+    norm.rmsnorm(total, call["weight"])
+    return total
+
+
 def check(op: str, call: Call, s: torch.Tensor, is_static: bool = False) -> None:
     """Both forms, into an output between others: within half a step of e4m3 of the exact quotient by the scale.
 
@@ -109,19 +116,36 @@ def test_groups_on_cuda_need_whole_loads(op: str):
 @each_op
 @each_dtype
 def test_rounded_first_it_is_a_norm_and_a_quantisation(op: str, dtype: torch.dtype):
-    """The same bits on the CPU, where both sum a row in one order; on CUDA a sum may differ in its last bit."""
+    """And an addition before. The same bits on the CPU; on CUDA a sum may differ in its last bit."""
     torch.manual_seed(0)
     for size in (128, 1000, 4096):
         call = make(op, torch.randn(33, size).to(dtype))
         s, q = torch.empty(33, 1), torch.empty(33, size, dtype=FP8)
         run = {name: value.clone() for name, value in call.items()}
         getattr(norm, op)(**run, output_q=q, output_s=s, round_first=True)
-        getattr(norm, op.removesuffix("_quant"))(**call)
-        y = call["input"].float()
+        y = rounded_norm(call).float()
         scale = y.abs().amax(-1, keepdim=True) / 448
         assert torch.equal(s, scale)
         assert torch.equal(q.float(), (y * scale.reciprocal()).clamp(-448, 448).to(FP8).float())
-        assert "residual" not in run or torch.equal(run["residual"], call["residual"])
+        assert "residual" not in run or torch.equal(run["residual"], call["residual"] + call["input"])
+
+
+def test_rounded_first_the_sum_has_the_dtype_of_its_residual():
+    """That of the norm is the input's."""
+    torch.manual_seed(0)
+    x, residual, weight = torch.randn(3, 33, 256).unbind()
+    for of_input, of_residual in itertools.permutations(DTYPES, 2):
+        call = {"input": x.to(of_input), "residual": residual.to(of_residual), "weight": weight[0]}
+        s, q = torch.empty(33, 1), torch.empty(33, 256, dtype=FP8)
+        run = {name: value.clone() for name, value in call.items()}
+        norm.fused_add_rmsnorm_quant(**run, output_q=q, output_s=s, round_first=True)
+        total = (call["input"].float() + call["residual"].float()).to(of_residual)
+        assert torch.equal(run["residual"], total)
+        y = total.float()
+        norm.rmsnorm(y, weight[0])
+        y = y.to(of_input).float()
+        assert torch.equal(s, y.abs().amax(-1, keepdim=True) / 448)
+        assert torch.equal(q.float(), (y * s.reciprocal()).clamp(-448, 448).to(FP8).float())
 
 
 def check_each(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8) -> None:
@@ -131,9 +155,8 @@ def check_each(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8) -
     """
     x = call["input"]
     total = x.double() + (call["residual"].double() if "residual" in call else 0)
-    exact, normed = torch.empty_like(total), {name: value.clone() for name, value in call.items()}
+    exact = torch.empty_like(total)
     reference.rmsnorm(total, call["weight"], exact)
-    getattr(norm, op.removesuffix("_quant"))(**normed)
 
     def run(q: torch.Tensor, s: torch.Tensor) -> None:
         arguments = {name: value.clone() for name, value in call.items()}
@@ -142,7 +165,7 @@ def check_each(op: str, call: Call, s: torch.Tensor, dtype: torch.dtype = FP8) -
 
     round_first = False
     check_powers(run, exact, s, dtype, slack=2**-18)
-    round_first, rounded = True, normed["input"] if x.device.type == "cpu" else None
+    round_first, rounded = True, rounded_norm(call) if x.device.type == "cpu" else None
     check_powers(run, exact, s, dtype, slack=ROUNDED[x.dtype] + 2**-18, rounded=rounded)
 
 
