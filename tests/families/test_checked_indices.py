@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from families import checked_calls
 
 from .test_every_op_in_graphs import EXAMPLES
