@@ -10,8 +10,8 @@ import torch
 
 Sample = dict[str, Any]
 
-# Experts, how many of them, and the groups, by the dtype of gates: Qwen3-MoE, DeepSeek V3, gpt-oss, DeepSeek V2; Kimi K2,
-# GLM-4.5, MiniMax M2, and odd ones.
+# Experts, how many of them, and the groups, by the dtype of gates: Qwen3-MoE, DeepSeek V3, gpt-oss, DeepSeek V2; Kimi
+# K2, GLM-4.5, MiniMax M2, and odd ones.
 MODELS = {
     torch.bfloat16: ((128, 8, 1, 1), (256, 8, 8, 4), (32, 4, 1, 1), (160, 6, 8, 3)),
     torch.float16: ((128, 8, 1, 1),),
