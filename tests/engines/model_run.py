@@ -32,8 +32,11 @@ def rotations(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor],
     index, angles = torch.zeros(MOST, dtype=torch.int64), torch.empty(4096, model.rope_dim)
     if model.latent_sizes:  # the ends of the heads, and of the compressed row
         q = torch.empty(MOST, model.query_heads, 128 + model.rope_dim, dtype=dtype)[..., 128:]
-        k = torch.empty(MOST, 1, model.cache_row, dtype=dtype)[..., -model.rope_dim :]
+        row = torch.empty(MOST, 1, model.cache_row, dtype=dtype)
+        nope, k = row.split([model.cache_row - model.rope_dim, model.rope_dim], dim=-1)
         yield "rope", "apply_rope_inplace", [q, k, angles, index], options
+        tensors = [q, nope, k, torch.empty_like(row), angles, index, index]
+        yield "rope", "apply_rope_inplace_with_mla_kvcache", tensors, options
         return
     if not model.traits.interleaved:  # as transformers has them, in projections of their own
         numbers = model.query_heads, model.kv_heads

@@ -62,7 +62,7 @@ RUN_OPS = {
     *("gemma_fused_rmsnorm_add_rmsnorm", "fused_inplace_qknorm", "gemma_fused_inplace_qknorm"),
     *("silu_and_mul", "gelu_tanh_and_mul"),
     *("apply_rope_inplace", "apply_rope_inplace_with_kvcache", "fused_qk_norm_rope", "fused_qk_norm_rope_with_kvcache"),
-    "apply_rotary_pos_emb",
+    *("apply_rotary_pos_emb", "apply_rope_inplace_with_mla_kvcache"),
 }
 
 
@@ -106,6 +106,7 @@ def test_rotations_are_those_of_the_model(shape, model):
     has = {
         "apply_rope_inplace": True,
         "apply_rope_inplace_with_kvcache": not is_latent,
+        "apply_rope_inplace_with_mla_kvcache": is_latent,
         "apply_rotary_pos_emb": is_neox,
         "apply_rotary_pos_emb_inplace": True,
         "fused_qk_norm_rope": is_normed,
@@ -118,11 +119,14 @@ def test_rotations_are_those_of_the_model(shape, model):
                 assert [call[x].shape[1] for x in "qk"] == [queries, keys]
                 assert {call[x].shape[-1] for x in ("q", "k", "cos", "sin", "q_out", "k_out")} == {size}
                 continue
-            assert [call[x].shape[1:] for x in "qk"] == [(queries, size), (keys, size)]
+            heads = ("q_rope", "k_rope") if "mla" in name else ("q", "k")
+            assert [call[x].shape[1:] for x in heads] == [(queries, size), (keys, size)]
             assert {call[x].shape[1] for x in ("cos_sin_cache", "cos", "sin") if x in call} == {rotated}
             assert call.get("is_neox", True) == is_neox
             assert call.get("gemma", False) == bool(gemma and "norm" in name)
-            assert call["q"].dtype == "bfloat16"
+            assert call[heads[0]].dtype == "bfloat16"
+            if "mla" in name:
+                assert [call[x].shape[1:] for x in ("k_nope", "kv_buffer")] == [(1, 512), (1, 576)]
 
 
 def rows_of(label: str) -> list[tuple[int, int]]:

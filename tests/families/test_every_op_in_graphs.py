@@ -16,7 +16,7 @@ FAMILIES = {
     "activation": 7,
     "norm": 12,
     "quant": 6,
-    "rope": 6,
+    "rope": 7,
     "kvcache": 7,
     "moe": 6,
     "sampling": 2,

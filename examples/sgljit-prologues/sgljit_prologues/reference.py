@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -201,27 +202,35 @@ def samples_of_minimax_m2(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def samples_of_gpt_oss(device: torch.device) -> Iterator[dict[str, Any]]:
+    """With angles as long as its YaRN makes them: those of other models have a length of 1."""
+    amplitude = 0.1 * math.log(32) + 1
     for sample in samples(device, 64, 8, 64, 64):
+        sample["cos_sin"] *= amplitude
         yield {name: value for name, value in sample.items() if "weight" not in name}
 
 
-def samples_of_deepseek_v3(device: torch.device) -> Iterator[dict[str, Any]]:
+def latents(device: torch.device, q_rank: int, kv_rank: int, rope_dim: int) -> Iterator[dict[str, Any]]:
+    """Slices of one projection; no token, one, several; a token that is not stored."""
     for dtype in DTYPES:
         for tokens in (0, 1, 5):
-            projected = torch.randn(tokens, 1536 + 512 + 64, device=device).to(dtype)
-            angles = torch.rand(16, 32, device=device) * 6
+            projected = torch.randn(tokens, q_rank + kv_rank + rope_dim, device=device).to(dtype)
+            angles = torch.rand(16, rope_dim // 2, device=device) * 6
             slots = torch.arange(tokens, device=device, dtype=torch.int32).flip(0) + 2
             slots[1:2] = -1
             yield {
-                "q_latent": projected[:, :1536],
-                "kv_latent": projected[:, 1536:],
-                "q_weight": torch.randn(1536, device=device).to(dtype),
-                "kv_weight": torch.randn(512, device=device).to(dtype),
+                "q_latent": projected[:, :q_rank],
+                "kv_latent": projected[:, q_rank:],
+                "q_weight": torch.randn(q_rank, device=device).to(dtype),
+                "kv_weight": torch.randn(kv_rank, device=device).to(dtype),
                 "cos_sin": torch.cat([angles.cos(), angles.sin()], 1),
                 "positions": torch.arange(tokens, device=device) * 3 % 16,
-                "kv_cache": torch.zeros(tokens + 3, 576, device=device, dtype=dtype),
+                "kv_cache": torch.zeros(tokens + 3, kv_rank + rope_dim, device=device, dtype=dtype),
                 "slots": slots,
             }
+
+
+def samples_of_deepseek_v3(device: torch.device) -> Iterator[dict[str, Any]]:
+    yield from latents(device, 1536, 512, 64)
 
 
 def samples_of_gemma3(device: torch.device) -> Iterator[dict[str, Any]]:

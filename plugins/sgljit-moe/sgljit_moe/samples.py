@@ -10,12 +10,15 @@ import torch
 
 Sample = dict[str, Any]
 
-# Experts, how many of them, and the groups, by the dtype of gates: Qwen3-MoE, DeepSeek V3, Kimi K2, gpt-oss, DeepSeek
-# V2, and odd ones.
+# Experts, how many of them, and the groups, by the dtype of gates: Qwen3-MoE, DeepSeek V3, gpt-oss, DeepSeek V2; Kimi
+# K2, GLM-4.5, MiniMax M2, and odd ones.
 MODELS = {
     torch.bfloat16: ((128, 8, 1, 1), (256, 8, 8, 4), (32, 4, 1, 1), (160, 6, 8, 3)),
     torch.float16: ((128, 8, 1, 1),),
-    torch.float32: ((384, 8, 1, 1), (256, 8, 8, 4), (1, 1, 1, 1), (57, 3, 19, 5), (7, 7, 1, 1), (4097, 32, 1, 1)),
+    torch.float32: (
+        *((384, 8, 1, 1), (160, 8, 1, 1), (256, 8, 1, 1), (256, 8, 8, 4)),
+        *((1, 1, 1, 1), (57, 3, 19, 5), (7, 7, 1, 1), (4097, 32, 1, 1)),
+    ),
 }
 
 

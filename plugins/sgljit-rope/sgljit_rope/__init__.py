@@ -11,6 +11,7 @@ __all__ = [
     "__version__",
     "apply_rope_inplace",
     "apply_rope_inplace_with_kvcache",
+    "apply_rope_inplace_with_mla_kvcache",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_inplace",
     "fused_qk_norm_rope",
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .ops import (
         apply_rope_inplace,
         apply_rope_inplace_with_kvcache,
+        apply_rope_inplace_with_mla_kvcache,
         apply_rotary_pos_emb,
         apply_rotary_pos_emb_inplace,
         fused_qk_norm_rope,

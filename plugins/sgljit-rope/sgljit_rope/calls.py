@@ -50,6 +50,27 @@ def apply_rope_inplace_with_kvcache(model: ModelShape | None) -> Calls:
     return _calls(model, without=(*_GIVEN, *_NORMED))
 
 
+def apply_rope_inplace_with_mla_kvcache(model: ModelShape | None) -> Calls:
+    """Latent attention: a row of 512 elements, and 64 that are rotated, if no model says other sizes."""
+    heads, nope = _Heads(128, 1, 64, 64, "bfloat16", {"is_neox": False}), 512
+    if model is not None:
+        if not model.latent_sizes or model.rope_dim < 2:
+            return
+        heads, nope = _of_model(model), model.cache_row - model.rope_dim
+    parts = [TensorSpec((TOKENS, 1, size), heads.dtype) for size in (nope, heads.size)]
+    index = TensorSpec((TOKENS,), "int64")
+    yield {
+        "q_rope": TensorSpec((TOKENS, heads.queries, heads.size), heads.dtype),
+        "k_nope": parts[0],
+        "k_rope": parts[1],
+        "kv_buffer": TensorSpec((_SLOTS, 1, nope + heads.size), heads.dtype),
+        "cos_sin_cache": TensorSpec((_POSITIONS, heads.rope_dim), "float32"),
+        "positions": index,
+        "out_loc": index,
+        **heads.options,
+    }
+
+
 def fused_qk_norm_rope(model: ModelShape | None) -> Calls:
     """Queries and keys of models that normalise each head."""
     return _calls(model, without=(*_GIVEN, *_STORED))

@@ -125,6 +125,40 @@ def apply_rope_inplace_with_kvcache(
     """
 
 
+@FAMILY.op(mutates=("q_rope", "k_rope", "kv_buffer"))
+def apply_rope_inplace_with_mla_kvcache(
+    q_rope: torch.Tensor,
+    k_nope: torch.Tensor,
+    k_rope: torch.Tensor,
+    kv_buffer: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+) -> None:
+    """Multi-head latent attention's ``apply_rope_inplace_with_kvcache``: both parts of each latent row go to a slot.
+
+    ``q_rope`` and ``k_rope`` are rotated in place, and ``kv_buffer[out_loc[i]] = k_nope[i], k_rope[i]``, in one launch.
+
+    Args:
+        q_rope: [tokens, heads, rope], as ``q`` of ``apply_rope_inplace``, such as the ends of heads, ``q[..., nope:]``.
+        k_nope: [tokens, nope] or [tokens, 1, nope], of the dtype of ``q_rope``, such as a slice of a projection; only
+            read.
+        k_rope: [tokens, rope] or [tokens, 1, rope], likewise: one key for all heads. It may not share memory with
+            ``k_nope``.
+        kv_buffer: [slots, nope + rope] or [slots, 1, nope + rope], of the dtype of ``q_rope``; slots may be apart. For
+            blocks, [blocks, block_size, nope + rope], pass ``kv_buffer.flatten(0, 1)``.
+        cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``. DeepSeek's models pair 2i with
+            2i + 1.
+        out_loc: as in ``apply_rope_inplace_with_kvcache``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``.
+    """
+
+
 @FAMILY.op(mutates=("q", "k"))
 def fused_qk_norm_rope(
     q: torch.Tensor,

@@ -69,6 +69,27 @@ def apply_rope_inplace_with_kvcache(
     _store(k, v, k_cache, v_cache, out_loc)
 
 
+def apply_rope_inplace_with_mla_kvcache(
+    q_rope: torch.Tensor,
+    k_nope: torch.Tensor,
+    k_rope: torch.Tensor,
+    kv_buffer: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+) -> None:
+    """The same of the one head of k, and both parts of a row are stored."""
+    tokens, columns = len(q_rope), k_nope.shape[-1]
+    rotated = k_rope.reshape(tokens, 1, k_rope.shape[-1]).clone()
+    apply_rope_inplace(q_rope, rotated, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
+    k_rope.copy_(rotated.view(k_rope.shape))
+    slots = kv_buffer.view(len(kv_buffer), 1, -1)
+    _store(k_nope.reshape(tokens, 1, columns), rotated, slots[..., :columns], slots[..., columns:], out_loc)
+
+
 def fused_qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -55,6 +55,19 @@ def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:
         yield {name: value for name, value in sample.items() if not name.endswith("weight")}
 
 
+def apply_rope_inplace_with_mla_kvcache(device: torch.device) -> Iterator[Sample]:
+    """The same for rows of two parts, with and without a dimension of one head, in buffers and in slices."""
+    for i, sample in enumerate(_samples(device)):
+        q, slots, kind = sample["q"], len(sample["k_cache"]), i // 3 % 3
+        nope, (tokens, _, rope) = 512 if kind else 3, q.shape
+        k_nope, k_rope = torch.randn(tokens, 1, nope + rope, device=device).to(q.dtype).split((nope, rope), dim=-1)
+        kv_buffer = torch.zeros(slots, 1, nope + rope, dtype=q.dtype, device=device)
+        if kind == 1:
+            k_nope, k_rope, kv_buffer = k_nope[:, 0], k_rope[:, 0].clone(), kv_buffer[:, 0]
+        where = {name: sample[name] for name in ("cos_sin_cache", "positions", "out_loc", "is_neox", "rope_dim")}
+        yield {"q_rope": q, "k_nope": k_nope, "k_rope": k_rope, "kv_buffer": kv_buffer, **where}
+
+
 def fused_qk_norm_rope(device: torch.device) -> Iterator[Sample]:
     """As ``apply_rope_inplace``, with both kinds of weights."""
     for sample in fused_qk_norm_rope_with_kvcache(device):

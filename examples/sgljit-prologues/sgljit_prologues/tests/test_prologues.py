@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from sgljit_core import ops
 from sgljit_core.errors import TensorMatchError
 
 from sgljit_prologues import reference
+from sgljit_prologues.plugin import FAMILY
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]  # skipped where there is no GPU
 NAMES = ("qwen3", "qwen3_next", "gpt_oss", "deepseek_v3", "gemma3", "minimax_m2")
@@ -200,3 +202,45 @@ def test_heads_of_odd_sizes_at_odd_addresses(name, device):
         if name == "gpt_oss":
             del sample["q_weight"], sample["k_weight"]
         expect_agreement(name, sample)
+
+
+def test_latents_of_odd_sizes_at_odd_addresses(device):
+    """Those of k and v begin in the midst of a word, and so does each token."""
+    for sample in reference.latents(device, 7, 5, 6):
+        expect_agreement("deepseek_v3", sample)
+
+
+def test_hidden_states_of_odd_sizes_at_odd_addresses(device):
+    for dtype in reference.DTYPES:
+        x, residual, after, before = (torch.randn(n, 9, device=device).to(dtype)[:, 1:8] for n in (3, 3, 1, 1))
+        expect_agreement("gemma3", {"x": x, "residual": residual, "after": after[0], "before": before[0]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_built_ahead_is_what_a_call_of_these_sizes_asks_for(name):
+    """Calls fit the op, and have the sizes of its samples."""
+    op = FAMILY.declared()[name]
+    found = [{key: spec.shape[1:] for key, spec in call.items()} for call in op.calls(None)]
+    *_, sample = samples(name, torch.device("cpu"))
+    wanted = {key: tuple(x.shape[1:]) for key, x in sample.items()}
+    assert wanted in found
+    for call in op.calls(None):
+        assert {key: len(spec.shape) for key, spec in call.items()} == {key: x.dim() for key, x in sample.items()}
+
+
+def test_a_model_gets_the_calls_of_its_own_prologue():
+    model = {"dtype": "float16", "query_heads": 4, "kv_heads": 2, "head_dim": 64, "rope_dim": 32, "hidden_size": 512}
+    for kind, name in (
+        ("qwen3_moe", "qwen3"),
+        ("gpt_oss", "gpt_oss"),
+        ("gemma3_text", "gemma3"),
+        ("kimi", "deepseek_v3"),
+    ):
+        latent_sizes = (96, 64) if kind == "kimi" else ()
+        described = SimpleNamespace(model_type=kind, latent_sizes=latent_sizes, **model)
+        found = {name: list(op.calls(described)) for name, op in FAMILY.declared().items()}
+        assert [name for name, calls in found.items() if calls] == [name]
+        (call,) = found[name]
+        widths = {"x": 512, "residual": 512, "kv_cache": 96, "q_latent": 96, "q": 64, "k_cache": 64, "cos_sin": 32}
+        assert {key: call[key].shape[-1] for key in widths if key in call}.items() <= widths.items()
+        assert {spec.dtype for key, spec in call.items() if key not in ("cos_sin", "positions", "slots")} == {"float16"}

@@ -440,6 +440,24 @@ def test_a_latent_row_in_fp8_is_within_half_a_step_of_the_exact_quotient(scale_u
     assert torch.equal(stored[:, 528:].contiguous().view(torch.bfloat16), rope[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("scale_ue8m0", [False, True])
+def test_a_latent_row_in_fp8_has_the_bytes_of_the_quantisation_by_groups(scale_ue8m0, device):
+    pytest.importorskip("sgljit_quant")
+    torch.manual_seed(0)
+    nope = torch.randn(9, 512, device=device) * torch.logspace(-38, 38, 9, device=device)[:, None]
+    nope[1, :128], nope[2, 130], nope[3, 260], nope[4, 5] = 0, torch.inf, torch.nan, 3e38
+    slots, rope = torch.arange(9, device=device), torch.zeros(9, 64, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        buffer = torch.full((9, 656), 0x55, dtype=torch.uint8, device=device)
+        x = nope.to(dtype)
+        family.set_mla_kv_buffer_fp8(buffer, slots, x, rope.to(dtype), scale_ue8m0=scale_ue8m0)
+        q = torch.zeros(9, 512, device=device).to(torch.float8_e4m3fn)
+        scales = torch.full((9, 4), torch.nan, device=device)
+        ops["quant"].per_token_group_quant_fp8(x, q, scales, 128, eps=0.0, scale_ue8m0=scale_ue8m0)
+        assert torch.equal(buffer[:, :512], q.view(torch.uint8))
+        assert torch.equal(buffer[:, 512:528], scales.view(torch.uint8))
+
+
 def test_latent_rows_in_fp8_that_do_not_fit_are_refused(device):
     good = {
         "kv_buffer": zeros(4, 1, 656, device=device).byte(),

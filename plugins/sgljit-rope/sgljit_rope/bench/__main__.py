@@ -4,8 +4,8 @@
 
 In bfloat16, 32 heads of queries and 8 of keys, slices of one projection. SGLang's kernels are measured from
 ``--peers``, a folder with a ``peers.py`` that offers them. The bytes of a call are those of the heads that are read and
-written. The last table compares each fused op with our own ops for its parts. With CI set in the environment: one small
-shape for each op.
+written. Latent attention has 128 heads of queries, of which 64 elements are rotated, and rows of 512 and 64. The last
+tables compare each fused op with our own ops for its parts. With CI set in the environment: one small shape of each op.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import functools
 import importlib
 import math
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ Arguments = tuple[Any, ...]
 
 HEADS, KV_HEADS, EPS, THETA = 32, 8, 1e-6, 10000.0
 PROJECTION = (HEADS, KV_HEADS, KV_HEADS)  # the heads of q, k and v in a row
+MLA = "apply_rope_inplace_with_mla_kvcache"
+LATENT_HEADS, LATENT, ROTATED = 128, 512, 64
 POSITIONS = 4096
 SECONDS = 0.03
 NORM_SIZES = (64, 128, 256)  # that SGLang's norms of heads take
@@ -49,7 +52,9 @@ OPS = (
     "apply_rope_inplace_with_kvcache",
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
+    MLA,
 )
+OPTIONS = {MLA: {"is_neox": False}}  # of ops, as models call them
 # By fused op, the work that it does: in words, and as single ops.
 FUSED = {
     "apply_rope_inplace_with_kvcache": ("rope + store", ("apply_rope_inplace", "store_cache")),
@@ -58,11 +63,29 @@ FUSED = {
         "norms + rope + store",
         ("fused_inplace_qknorm", "apply_rope_inplace", "store_cache"),
     ),
+    MLA: ("rope + store of latent rows", ("apply_rope_inplace of latent attention", "set_mla_kv_buffer")),
 }
-# An op of another family, which op's arguments it is measured with, and the places of those that it takes.
+
+
+class Single(NamedTuple):
+    """An op that does a part of the work of a fused one.
+
+    Attributes:
+        like: the fused op, with whose arguments it is measured.
+        places: of those that it takes, in its order.
+    """
+
+    family: str
+    op: str
+    like: str
+    places: tuple[int, ...]
+
+
 SINGLE = {
-    "fused_inplace_qknorm": ("norm", "fused_qk_norm_rope", (0, 1, 2, 3)),
-    "store_cache": ("kvcache", "apply_rope_inplace_with_kvcache", (1, 2, 3, 4, 7)),
+    "fused_inplace_qknorm": Single("norm", "fused_inplace_qknorm", "fused_qk_norm_rope", (0, 1, 2, 3)),
+    "store_cache": Single("kvcache", "store_cache", "apply_rope_inplace_with_kvcache", (1, 2, 3, 4, 7)),
+    "apply_rope_inplace of latent attention": Single("rope", "apply_rope_inplace", MLA, (0, 2, 4, 5)),
+    "set_mla_kv_buffer": Single("kvcache", "set_mla_kv_buffer", MLA, (3, 6, 1, 2)),
 }
 NOTE = """bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes.
 
@@ -71,6 +94,7 @@ with the store. "SGLang, fused": what it has beside these for a whole projection
 norms and rotation, which computes its angles and reads no table; with the store, that kernel and then the store. For
 `apply_rope_inplace_with_kvcache` its `bf16_rope_scale_store`, which rotates by a table of bfloat16, rounds each product
 and sum, writes q to memory of its own, and leaves k in the projection as it was. The last column takes the best of all.
+`apply_rope_inplace_with_mla_kvcache` pairs 2i with 2i + 1, as DeepSeek's models do.
 """
 
 
@@ -80,12 +104,18 @@ def make(op: str, tokens: int, size: int, device: str) -> Arguments:
     SGLang keeps no token in that slot. The table is that of ``THETA``, from which a kernel of it computes its angles.
     """
     q, k, v = torch.randn(tokens, sum(PROJECTION), size, device=device).bfloat16().split(PROJECTION, dim=1)
+    slots = torch.randperm(tokens, device=device) + 1
     caches = [torch.zeros(tokens + 1, KV_HEADS, size, device=device).bfloat16() for _ in "kv"]
     weights = [torch.rand(size, device=device).bfloat16() for _ in "qk"]
     turns = THETA ** (-torch.arange(0, size, 2, device=device, dtype=torch.float64) / size)
     angles = torch.arange(POSITIONS, device=device)[:, None] * turns
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
     positions = torch.randint(0, POSITIONS, (tokens,), device=device)
+    if op == MLA:
+        q = torch.randn(tokens, LATENT_HEADS, 128 + size, device=device).bfloat16()[..., 128:]
+        parts = torch.randn(tokens, 1, LATENT + size, device=device).bfloat16().split((LATENT, size), dim=-1)
+        kv_buffer = torch.zeros(tokens + 1, 1, LATENT + size, device=device).bfloat16()
+        return q, *parts, kv_buffer, cos_sin, positions, slots
     if op.startswith("apply_rotary_pos_emb"):
         cos, sin = (x.repeat(1, 2).bfloat16() for x in cos_sin[positions].chunk(2, dim=-1))
         if op.endswith("inplace"):
@@ -94,13 +124,13 @@ def make(op: str, tokens: int, size: int, device: str) -> Arguments:
         return q, k, cos[None], sin[None], torch.zeros_like(q), torch.zeros_like(k)
     stored = op.endswith("kvcache")
     arguments = [q, k, *([v] if stored else []), *(weights if "norm" in op else []), *(caches if stored else [])]
-    return (*arguments, cos_sin, positions, *([torch.randperm(tokens, device=device) + 1] if stored else []))
+    return (*arguments, cos_sin, positions, *([slots] if stored else []))
 
 
 def pytorch(op: str, *arguments: torch.Tensor) -> None:
     """The op in plain PyTorch: float32, and every token is stored; for ``apply_rotary_pos_emb`` as in transformers."""
-    if op == "apply_rotary_pos_emb":
-        transformers(*arguments)
+    if op in ("apply_rotary_pos_emb", MLA):
+        (transformers if op == "apply_rotary_pos_emb" else latent)(*arguments)
         return
     stored, is_normed = op.endswith("kvcache"), "norm" in op
     q, k, *others = arguments
@@ -120,6 +150,23 @@ def pytorch(op: str, *arguments: torch.Tensor) -> None:
         v, k_cache, v_cache, slots = others[0], *others[-5:-3], others[-1]
         k_cache[slots] = k
         v_cache[slots] = v
+
+
+def latent(
+    q_rope: torch.Tensor,
+    k_nope: torch.Tensor,
+    k_rope: torch.Tensor,
+    kv_buffer: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """The rotation of neighbours, and the store."""
+    cos, sin = cos_sin[positions][:, None].chunk(2, dim=-1)
+    for x in (q_rope, k_rope):
+        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        x.copy_(torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2))
+    kv_buffer[slots] = torch.cat((k_nope, k_rope), -1)
 
 
 def transformers(
@@ -152,10 +199,19 @@ class Kernel(NamedTuple):
 
 
 def sglang(peers: Any, op: str, size: int) -> Kernel | None:
-    """SGLang's kernels for an op, one after the other, neox; None for a size that they do not take."""
+    """SGLang's kernels for an op, one after the other, neox but for latents; None for a size that they do not take."""
     if "norm" in op and size not in NORM_SIZES:
         return None
-    rope = peers.rope(size, True)
+    rope = peers.rope(size, op != MLA)
+    if op == MLA:
+        store = peers.set_mla_kv_buffer(2 * LATENT, 2 * size)
+
+        def rotate_and_store(q: Any, k_nope: Any, k_rope: Any, kv_buffer: Any, cos_sin: Any, *where: Any) -> None:
+            positions, slots = where
+            rope.run(q, k_rope, cos_sin, positions)
+            store(kv_buffer.flatten(1), slots, k_nope.flatten(1), k_rope.flatten(1))
+
+        return Kernel(rotate_and_store)
 
     def fused(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, *others: Any) -> None:
         rope.fused(q, k, v, k_cache.flatten(1), v_cache.flatten(1), *others)
@@ -217,7 +273,7 @@ def check(op: str, kernel: Kernel, size: int, device: str) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     arguments = make(op, 9, size, device)
     wanted = [x.clone() for x in arguments]
-    getattr(reference, op)(*wanted)
+    getattr(reference, op)(*wanted, **OPTIONS.get(op, {}))
     own = kernel.of(arguments)
     kernel.run(*own)
     for place, got in kernel.found(own).items():
@@ -226,7 +282,9 @@ def check(op: str, kernel: Kernel, size: int, device: str) -> None:
 
 
 def num_bytes(op: str, tokens: int, size: int) -> int:
-    """The bytes of the heads that an op reads and writes."""
+    """The bytes of the heads and latent rows that an op reads and writes."""
+    if op == MLA:
+        return 2 * tokens * (2 * LATENT_HEADS * size + 3 * size + 2 * LATENT)
     return 2 * tokens * size * (2 * (HEADS + KV_HEADS) + (3 * KV_HEADS if op.endswith("kvcache") else 0))
 
 
@@ -234,13 +292,12 @@ def num_bytes(op: str, tokens: int, size: int) -> int:
 def ours(op: str, tokens: int, size: int, device: str) -> Figure:
     """The time of an op of this family, or of one of those that it stands for."""
     if op in SINGLE:
-        family, like, places = SINGLE[op]
-        return measure(
-            getattr(ops[family], op),
-            lambda: tuple(x for i, x in enumerate(make(like, tokens, size, device)) if i in places),
-            seconds=SECONDS,
-        )
-    kernel = Kernel(getattr(ops["rope"], op))
+        single = SINGLE[op]
+        options = OPTIONS.get(single.like, {}) if single.family == "rope" else {}
+        run = functools.partial(getattr(ops[single.family], single.op), **options)
+        picked = operator.itemgetter(*single.places)
+        return measure(run, lambda: picked(make(single.like, tokens, size, device)), seconds=SECONDS)
+    kernel = Kernel(functools.partial(getattr(ops["rope"], op), **OPTIONS.get(op, {})))
     check(op, kernel, size, device)
     return measure(
         kernel.run, lambda: make(op, tokens, size, device), num_bytes=num_bytes(op, tokens, size), seconds=SECONDS
@@ -250,7 +307,11 @@ def ours(op: str, tokens: int, size: int, device: str) -> Figure:
 def table(op: str, device: str, peers: Any, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
     has_peer = peers is not None and not op.startswith("apply_rotary_pos_emb")
-    names = ["sgljit", *(["SGLang"] if has_peer else []), *(["SGLang, fused"] if has_peer and op in FUSED else [])]
+    names = [
+        "sgljit",
+        *(["SGLang"] if has_peer else []),
+        *(["SGLang, fused"] if has_peer and op in FUSED and op != MLA else []),
+    ]
     names += ["PyTorch", *(["torch.compile"] if device == "cuda" else [])]  # which on the CPU times a C++ compiler
     plain = functools.partial(pytorch, op)
 
@@ -269,6 +330,11 @@ def table(op: str, device: str, peers: Any, places: Sequence[tuple[int, int]]) -
         return measure(kernel.run, lambda: of(make(op, tokens, size, device)), num_bytes=moved, seconds=SECONDS)
 
     return sweep(run, ["tokens", "size"], places, names)
+
+
+def places_of(op: str, places: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Where an op is measured: heads of latent attention have one size."""
+    return list(dict.fromkeys((tokens, ROTATED) for tokens, _ in places)) if op == MLA else places
 
 
 def parts(fused: Sequence[str], device: str, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -309,9 +375,11 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    tables = {op: table(op, device, peers, places) for op in names}
-    if fused := [op for op in FUSED if op in names]:
+    tables = {op: table(op, device, peers, places_of(op, places)) for op in names}
+    if fused := [op for op in FUSED if op in names and op != MLA]:
         tables["fused / sum of its parts"] = parts(fused, device, places)
+    if MLA in names:
+        tables["fused / sum of its parts, latent attention"] = parts([MLA], device, places_of(MLA, places))
     sys.stdout.write(write_results(arguments.output, "Rotary position embedding", tables, note=NOTE, device=device))
 
 

@@ -39,15 +39,34 @@ Rows paired_heads(const char* name, const TensorView& tensor) {
   return x;
 }
 
+/// Refuses rows that are not for the tokens of q, and of its dtype.
+const Rows& of_tokens(const Rows& x, const Rows& q) {
+  x.typed_as(q);
+  if (x.count != q.count) [[unlikely]]
+    x.raise(
+        {}, {"Size mismatch for the number of rows: expected ", q.count, ", that of ", q.name, ", but got ", x.count});
+  return x;
+}
+
+/// Refuses rows of another size.
+const Rows& sized_as(const Rows& x, const Rows& other) {
+  if (x.columns != other.columns) [[unlikely]]
+    x.raise(
+        {}, {"Size mismatch for a row: expected ", other.columns, ", that of ", other.name, ", but got ", x.columns});
+  return x;
+}
+
 /// The heads of k or v: for the tokens of q, of its dtype, and of the size of other heads.
 Rows heads_like(const char* name, const TensorView& tensor, const Rows& q, const Rows& sized) {
-  const auto x = heads(name, tensor).typed_as(q);
-  if (x.count != q.count) [[unlikely]]
-    x.raise({}, {"Size mismatch for the number of rows: expected ", q.count, ", that of q, but got ", x.count});
-  if (x.columns != sized.columns) [[unlikely]]
-    x.raise(
-        {}, {"Size mismatch for a row: expected ", sized.columns, ", that of ", sized.name, ", but got ", x.columns});
-  return x;
+  return sized_as(of_tokens(heads(name, tensor), q), sized);
+}
+
+/// The angles of each token, for all of its heads.
+Rows angles_of(const TensorView& cos_sin, const TensorView& positions, std::int64_t rope_dim) {
+  const auto table = rows("cos_sin_cache", cos_sin).floats();
+  if (rope_dim != 0 && rope_dim != table.columns) [[unlikely]]
+    table.raise({}, {"Size mismatch for a row: expected rope_dim, ", rope_dim, ", but got ", table.columns});
+  return repeated(indexed(table, "positions", positions));
 }
 
 template <bool kStored>
@@ -80,10 +99,7 @@ void launch(const Call& call) {
   using F = rope::Layer<sgl::Neox, Norm::kNone, false, kStored>;
   const auto& layer = program<sgl::Neox, Norm::kNone, false, kStored>;
   const auto q = paired_heads("q", call.q), k = heads_like("k", call.k, q, q);
-  const auto table = rows("cos_sin_cache", call.cos_sin).floats();
-  if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
-    table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
-  const auto angles = repeated(indexed(table, "positions", call.positions));
+  const auto angles = angles_of(call.cos_sin, call.positions, call.rope_dim);
   // An operand that a program does not use may be any.
   const auto weight_of = [](const Rows& x, const char* name, const TensorView* weight) {
     return weight != nullptr ? shared_row(name, *weight).floats() : x;
@@ -117,6 +133,33 @@ void apply_rope_with_kvcache(
   launch<true>(
       {q, k, cos_sin, positions, rope_dim, is_neox, false, nullptr, nullptr, 0, false, false, &v, &k_cache, &v_cache,
        &out_loc});
+}
+
+/// [tokens, size], or [tokens, 1, size].
+Rows latent(const char* name, const TensorView& tensor) {
+  return tensor.ndim() == 2 ? rows(name, tensor) : heads(name, tensor);
+}
+
+/// `apply_rope_with_kvcache` of a latent row: its rotated part is k, the other is v, and a slot has room for both.
+void apply_rope_with_mla_kvcache(
+    TensorView q_rope, TensorView k_nope, TensorView k_rope, TensorView kv_buffer, TensorView cos_sin,
+    TensorView positions, TensorView out_loc, bool is_neox, int64_t rope_dim) {
+  using F = rope::Layer<sgl::Neox, Norm::kNone, false, true>;
+  const auto& layer = program<sgl::Neox, Norm::kNone, false, true>;
+  const auto q = paired_heads("q_rope", q_rope);
+  const auto nope = of_tokens(latent("k_nope", k_nope), q);
+  const auto rope = sized_as(of_tokens(latent("k_rope", k_rope), q), q);
+  const auto slots = indexed(latent("kv_buffer", kv_buffer).typed_as(rope), "out_loc", out_loc, true);
+  const auto columns = nope.columns + rope.columns;
+  if (slots.columns != columns) [[unlikely]]
+    slots.raise(
+        {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", slots.columns});
+  const auto angles = angles_of(cos_sin, positions, rope_dim);
+  run<true>(
+      {q_rope, k_rope, cos_sin, positions, rope_dim, is_neox, false},
+      {layer.rows(F::x = q, F::cos_sin = angles),
+       layer.rows(F::x = rope, F::cos_sin = angles, F::cache = slots.slice(nope.columns, rope.columns)),
+       layer.rows(F::x = nope, F::cache = slots.slice(0, nope.columns))});
 }
 
 void norm_rope(
@@ -259,6 +302,7 @@ void apply_rotary_pos_emb(
 
 SGL_EXPORT(apply_rope_inplace, (apply_rope))
 SGL_EXPORT(apply_rope_inplace_with_kvcache, (apply_rope_with_kvcache))
+SGL_EXPORT(apply_rope_inplace_with_mla_kvcache, (apply_rope_with_mla_kvcache))
 SGL_EXPORT(apply_rotary_pos_emb, (apply_rotary_pos_emb))
 SGL_EXPORT(apply_rotary_pos_emb_inplace, (apply_rotary_pos_emb_inplace))
 SGL_EXPORT(fused_qk_norm_rope, (norm_rope))

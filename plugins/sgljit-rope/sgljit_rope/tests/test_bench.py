@@ -18,8 +18,11 @@ import torch
 from sgljit_rope import reference
 
 class Rope:
+    def __init__(self, is_neox):
+        self.is_neox = is_neox
+
     def run(self, q, k, cos_sin, positions):
-        reference.apply_rope_inplace(q, k, cos_sin, positions)
+        reference.apply_rope_inplace(q, k, cos_sin, positions, is_neox=self.is_neox)
 
     def fused(self, q, k, v, k_cache, v_cache, cos_sin, positions, slots):
         self.run(q, k, cos_sin, positions)
@@ -30,7 +33,13 @@ class Peers:
         pass
 
     def rope(self, size, is_neox):
-        return Rope()
+        return Rope(is_neox)
+
+    def set_mla_kv_buffer(self, nope_bytes, rope_bytes):
+        def store(kv_buffer, slots, k_nope, k_rope):
+            assert (2 * k_nope.shape[1], 2 * k_rope.shape[1]) == (nope_bytes, rope_bytes)
+            kv_buffer[slots] = torch.cat((k_nope, k_rope), -1)
+        return store
 
     def qknorm(self, size):
         def norm(q, k, q_weight, k_weight, eps):
@@ -83,7 +92,8 @@ def test_the_short_range(device: str, tmp_path: Path):
         assert page.read_text().count(f"## {op}\n") == 1
     table = page.read_text().partition("## fused / sum of its parts\n\n")[2].splitlines()
     assert table[0] == "| tokens | size | rope + store | norms + rope | norms + rope + store |"
-    assert len(table) == 3
+    assert table.index("") == 3, "it has a line of figures"
+    assert "\n| tokens | size | rope + store of latent rows |\n" in page.read_text()
 
 
 @pytest.mark.slow
@@ -92,7 +102,8 @@ def test_each_kernel_of_a_peer_gets_the_arguments_that_it_takes(tmp_path: Path):
     for other in OTHERS:
         pytest.importorskip(other)
     (tmp_path / "peers.py").write_text(PEERS)
-    ops = ("apply_rope_inplace_with_kvcache", "fused_qk_norm_rope", "fused_qk_norm_rope_with_kvcache")
+    latent = "apply_rope_inplace_with_mla_kvcache"
+    ops = ("apply_rope_inplace_with_kvcache", "fused_qk_norm_rope", "fused_qk_norm_rope_with_kvcache", latent)
     options = ("--device", "cpu", "--peers", str(tmp_path), "--ops", ",".join(ops), "--sizes", "128")
     result = bench(tmp_path / "page.md", *options)
     assert result.returncode == 0, result.stderr
@@ -100,6 +111,7 @@ def test_each_kernel_of_a_peer_gets_the_arguments_that_it_takes(tmp_path: Path):
     assert (
         page.count("| tokens | size | sgljit | SGLang | SGLang, fused | PyTorch | sgljit / best of the others |") == 3
     )
+    assert page.count("| tokens | size | sgljit | SGLang | PyTorch | sgljit / best of the others |") == 1
     assert "| nan |" not in page
     assert "## apply_rope_inplace\n" not in page
 

@@ -34,7 +34,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 )
 def test_it_agrees_with_float64(op, dtype, device):
     torch.manual_seed(0)
-    samples = [sample for sample in FAMILY.declared()[op].samples(device) if sample["q"].dtype == dtype]
+    samples = [sample for sample in FAMILY.declared()[op].samples(device) if next(iter(sample.values())).dtype == dtype]
     assert samples
     for sample in samples:
         wanted = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in sample.items()}
@@ -49,6 +49,10 @@ def test_it_agrees_with_float64(op, dtype, device):
             slots = sample["out_loc"][kept].long()
             assert torch.equal(sample["k_cache"][slots], sample["k"][kept])
             assert torch.equal(sample["v_cache"][slots], sample["v"][kept])
+        if "kv_buffer" in sample:
+            kept = sample["out_loc"] >= 0
+            rows = torch.cat((sample["k_nope"], sample["k_rope"]), -1)[kept]
+            assert torch.equal(sample["kv_buffer"][sample["out_loc"][kept].long()].view_as(rows), rows)
 
 
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -150,6 +154,106 @@ def test_slices_at_odd_addresses_and_heads_of_odd_sizes(op, size, paired, device
         for name, x in given.items():
             torch.testing.assert_close(x, wanted[name], rtol=2**-7, atol=2**-5)
             assert (x._base[..., 0] == 7).all(), "written beside the rows"
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize(("nope", "rope", "paired"), [(512, 64, 64), (7, 7, 6), (1, 96, 32), (0, 64, 64)])
+def test_latent_rows_have_the_bits_of_the_rotation_and_lie_where_they_should(nope, rope, paired, is_neox, device):
+    """At odd addresses and at even ones; all memory of what is written is compared."""
+    torch.manual_seed(0)
+    for tokens, gap in itertools.product((1, 9, 300), (0, 1)):
+
+        def make(*shape, gap=gap):
+            memory = torch.randn(*shape[:-1], shape[-1] + 2 * gap, device=device).bfloat16()
+            return memory[..., gap : gap + shape[-1]]
+
+        q, k, kv_buffer = make(tokens, 5, rope + 4)[..., 4:], make(tokens, 1, nope + rope), make(400, 1, nope + rope)
+        cos_sin, positions = torch.randn(40, paired, device=device), torch.randint(40, (tokens,), device=device)
+        slots = torch.randperm(400, device=device)[:tokens]
+        slots[1::3] = -1
+        wanted = [x._base.clone().as_strided(x.shape, x.stride(), x.storage_offset()) for x in (q, k, kv_buffer)]
+        family.apply_rope_inplace(wanted[0], wanted[1][..., nope:], cos_sin, positions, is_neox=is_neox)
+        wanted[2][slots[slots >= 0]] = wanted[1][slots >= 0]
+        parts = k.split((nope, rope), dim=-1)
+        family.apply_rope_inplace_with_mla_kvcache(q, *parts, kv_buffer, cos_sin, positions, slots, is_neox=is_neox)
+        for x, expected in zip((q, k, kv_buffer), wanted, strict=True):
+            assert torch.equal(x._base, expected._base)
+
+
+def latent(device, **changed):
+    arguments = {"q_rope": ones(2, 3, 8), "k_nope": ones(2, 12), "k_rope": ones(2, 1, 8), "kv_buffer": ones(4, 1, 20)}
+    arguments |= {"cos_sin_cache": ones(5, 8), "positions": torch.arange(2), "out_loc": torch.arange(2), **changed}
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+
+
+BAD_LATENT = {
+    "dtype of q_rope": ({"q_rope": ones(2, 3, 8).to(FP8)}, "q_rope", f"{FLOATS} but got float8_e4m3fn"),
+    "dtype of k_nope": ({"k_nope": ones(2, 12).half()}, "k_nope", "expected float32, the dtype of q_rope, but got flo"),
+    "dtype of k_rope": ({"k_rope": ones(2, 8).half()}, "k_rope", "expected float32, the dtype of q_rope, but got floa"),
+    "buffer in FP8": ({"kv_buffer": ones(4, 20).to(FP8)}, "kv_buffer", "float32, the dtype of k_rope, but got float8"),
+    "one element": ({"q_rope": ones(2, 3, 1)}, "q_rope", "for head_dim: expected at least 2, a pair, but got 1"),
+    "size of k_rope": ({"k_rope": ones(2, 6)}, "k_rope", "for a row: expected 8, that of q_rope, but got 6"),
+    "size of a slot": (
+        {"kv_buffer": ones(4, 1, 21)},
+        "kv_buffer",
+        "expected 20, those of k_nope and k_rope, but got 21",
+    ),
+    "tokens of k_nope": ({"k_nope": ones(3, 12)}, "k_nope", "number of rows: expected 2, that of q_rope, but got 3"),
+    "tokens of k_rope": ({"k_rope": ones(3, 8)}, "k_rope", "number of rows: expected 2, that of q_rope, but got 3"),
+    "heads of k_rope": ({"k_rope": ones(2, 3, 8)}, "kv_buffer", "rows of each, such as heads: expected 3 but got 1"),
+    "heads of a slot": (
+        {"kv_buffer": ones(4, 3, 20)},
+        "kv_buffer",
+        "rows of each, such as heads: expected 1 but got 3",
+    ),
+    "dimensions of k_nope": ({"k_nope": ones(12)}, "k_nope", "Dimension mismatch: expected 3 but got 1"),
+    "rope_dim": ({"rope_dim": 6}, "cos_sin_cache", "expected rope_dim, 6, but got 8"),
+    "rope_dim above": ({"cos_sin_cache": ones(5, 10)}, "cos_sin_cache", "up to 4 pairs, but got 10"),
+    "positions": ({"positions": torch.arange(3)}, "positions", "expected 2 .*but got 3"),
+    "dtype of out_loc": ({"out_loc": ones(2)}, "out_loc", "expected one of .int32, int64. but got float32"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LATENT)
+def test_latent_rows_that_do_not_fit_are_refused_before_anything_is_written(case, device):
+    changed, name, text = BAD_LATENT[case]
+    arguments = latent(device, **changed)
+    before = {key: x.clone() for key, x in arguments.items() if isinstance(x, torch.Tensor)}
+    with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
+        family.apply_rope_inplace_with_mla_kvcache(**arguments)
+    for key, x in before.items():
+        assert torch.equal(arguments[key].view(torch.uint8), x.view(torch.uint8))
+
+
+def test_latent_rows_in_memory_of_others_are_refused(device):
+    both, buffer = ones(2, 24, device=device), ones(4, 20, device=device)
+    for changed, names in (
+        ({"k_nope": both[:, :12], "k_rope": both[:, 8:16]}, ("k_rope", "k_nope")),
+        ({"q_rope": both.view(2, 3, 8), "k_rope": both[:, 16:]}, ("q_rope", "k_rope")),
+        ({"kv_buffer": buffer, "k_nope": buffer[:2, 8:]}, ("kv_buffer", "k_nope")),
+    ):
+        text = "rows of {} share memory with each other or with other rows of {}".format(*names)
+        with pytest.raises(ValueError, match=text):
+            family.apply_rope_inplace_with_mla_kvcache(**latent(device) | changed)
+    memory = torch.arange(200, device=device)
+    inside = memory.view(torch.float32)[:80].view(4, 20)
+    with pytest.raises(ValueError, match="kv_buffer shares memory with out_loc"):
+        family.apply_rope_inplace_with_mla_kvcache(**latent(device) | {"kv_buffer": inside, "out_loc": memory[:2]})
+    assert torch.equal(memory, torch.arange(200, device=device))
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+def test_an_index_of_latent_rows_out_of_range_is_refused_on_the_cpu(index):
+    for name, table, value, count in (
+        ("positions", "cos_sin_cache", 5, 5),
+        ("positions", "cos_sin_cache", -1, 5),
+        ("out_loc", "kv_buffer", 4, 4),
+    ):
+        arguments = latent("cpu", **{name: torch.tensor([0, value], dtype=index)})
+        text = rf"(?s)for {name}, Tensor<2>.*Index out of range: element 1 is {value}, and {table} has {count} rows"
+        with pytest.raises(TensorMatchError, match=text):
+            family.apply_rope_inplace_with_mla_kvcache(**arguments)
+        assert all((arguments[name] == 1).all() for name in ("q_rope", "k_rope", "kv_buffer"))
 
 
 @pytest.mark.parametrize("op", ["apply_rope_inplace_with_kvcache"])
