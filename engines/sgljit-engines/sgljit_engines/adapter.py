@@ -317,6 +317,8 @@ def _installed_adapters() -> Mapping[str, Adapter]:
 def engine_ops(engine: str | None) -> frozenset[str] | None:
     """The ops of an engine's adapter, or else of all installed adapters; None, for all ops, where there is no adapter.
 
+    Those in ``by_name`` are left out, unless ``SGLJIT_ENGINES`` names them. Raises ConfigError where that cannot be read.
+
     Raises:
         UnsupportedEngineError: ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
@@ -328,7 +330,8 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
     chosen = (point.load() for point in points if engine in (None, point.name))
-    return frozenset(op for adapter in chosen for op in adapter.parts) if points else None
+    named = ((one, one._choose("SGLJIT_ENGINES", _setting()[0], frozenset())) for one in chosen)
+    return frozenset(op for one, ops in named for op in one.parts.keys() - one.by_name | ops) if points else None
 
 
 def _installed(distribution: str) -> str | None:
