@@ -316,7 +316,7 @@ def _installed_adapters() -> Mapping[str, Adapter]:
 def engine_ops(engine: str | None) -> frozenset[str] | None:
     """The ops of an engine's adapter, or else of all installed adapters; None, for all ops, where there is no adapter.
 
-    Those in ``by_name`` are left out, unless ``SGLJIT_ENGINES`` names them. Raises ConfigError where that cannot be
+    Without ops that are used by name alone, unless ``SGLJIT_ENGINES`` names them. Raises ConfigError where that cannot be
     read, and UnsupportedEngineError where ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
     points = importlib_metadata.entry_points(group="sgljit.engines")

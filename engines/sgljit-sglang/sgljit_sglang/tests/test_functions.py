@@ -327,6 +327,10 @@ def test_the_quantisation_of_groups(device):
         assert module.per_token_group_quant(rows, masked_m=counts.long()) == "SGLang's"
         assert module.per_token_group_quant(rows, masked_m=counts[:2]) == "SGLang's"
         assert module.per_token_group_quant(rows[..., :508], masked_m=counts) == "SGLang's"
+        before = len(theirs)
+        assert module.per_token_group_quant(x, fuse_silu_and_mul=True, silu_and_mul_mode="dense") == "SGLang's"
+        assert module.per_token_group_quant(rows, masked_m=counts) == "SGLang's", "only by name"
+        assert len(theirs) == before + 2
     """
     run(code, before=QUANTIZATION, device=device)
 
@@ -405,7 +409,7 @@ def test_the_quantisation_of_groups_after_silu_of_counted_rows_and_by_powers_of_
             assert not s[expert, :count].isnan().any() and s[expert, count:].isnan().all()
             assert (q[expert, count:].float() == 7).all(), "rows that are not counted stay"
     """
-    run(code, before=QUANTIZATION + GROUPS, device=device)
+    run(code, before=QUANTIZATION + GROUPS, device=device, SGLJIT_ENGINES="quant,activation,strict")
 
 
 STORES = """
