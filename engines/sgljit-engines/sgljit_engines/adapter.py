@@ -78,7 +78,7 @@ class Adapter:
         value, modes = _setting()
         parts = frozenset(self.parts)
         measured = parts if "exact" in modes else parts - self.by_name
-        used = self.choose("SGLJIT_ENGINES", value, measured) & self.choose("ops", ops, parts)
+        used = self._choose("SGLJIT_ENGINES", value, measured) & self._choose("ops", ops, parts)
         if "exact" in modes:
             used &= self.exact_ops
             value += ",exact"
@@ -253,7 +253,7 @@ class Adapter:
     def _tell(self) -> None:
         self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
 
-    def choose(self, source: str, value: str, on: frozenset[str]) -> frozenset[str]:
+    def _choose(self, source: str, value: str, on: frozenset[str]) -> frozenset[str]:
         """The ops that ``on``, ``off`` or a list allows: those it names, or ``on`` if it only takes some away."""
         words = [word.strip() for word in value.lower().split(",")]
         if words in (["on"], ["off"]):
@@ -316,8 +316,8 @@ def _installed_adapters() -> Mapping[str, Adapter]:
 def engine_ops(engine: str | None) -> frozenset[str] | None:
     """The ops of an engine's adapter, or else of all installed adapters; None, for all ops, where there is no adapter.
 
-    Without ops that are used by name alone, unless ``SGLJIT_ENGINES`` names them. Raises ConfigError where that cannot be
-    read, and UnsupportedEngineError where ``engine`` is the name of no entry point in the group ``sgljit.engines``.
+    Without ops that are used by name alone, unless ``SGLJIT_ENGINES`` names them. Raises ConfigError where that cannot
+    be read, and UnsupportedEngineError where ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
     points = importlib_metadata.entry_points(group="sgljit.engines")
     if engine is not None and engine not in points.names:
@@ -327,7 +327,7 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
     chosen = (point.load() for point in points if engine in (None, point.name))
-    named = ((one, one.choose("SGLJIT_ENGINES", _setting()[0], frozenset())) for one in chosen)
+    named = ((one, one._choose("SGLJIT_ENGINES", _setting()[0], frozenset())) for one in chosen)  # noqa: SLF001
     return frozenset(op for one, ops in named for op in one.parts.keys() - one.by_name | ops) if points else None
 
 
