@@ -66,6 +66,7 @@ def _quantize(
     outputs = None if output_q is None or output_s is None else (output_q, output_s)
     if name in _used and not (
         _is_plain(args, options)
+        and (output_q is None) == (output_s is None)
         and _fits(name, input, group_size, scale_ue8m0, masked_m)
         and (outputs is None or _takes(outputs, _shape(name, input), group_size, scale_ue8m0, input.device))
     ):

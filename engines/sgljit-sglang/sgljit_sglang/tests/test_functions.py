@@ -318,6 +318,7 @@ def test_the_quantisation_of_groups(device):
         for options in (
             {"group_size": 32, "scale_ue8m0": True},
             {"out_dtype": torch.int8},
+            {"output_q": q},
             {"sorted_token_ids": torch.zeros(7, dtype=torch.int32), "num_valid_tokens": 7},
             {"an_option_of_another_version": 1},
             {"masked_m": torch.ones(7, dtype=torch.int32)},
