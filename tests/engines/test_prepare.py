@@ -166,6 +166,18 @@ def test_an_engine_without_an_adapter_is_a_sentence():
         engine_ops("triton-server")
 
 
+def test_what_an_adapter_leaves_alone_by_default_is_not_built(monkeypatch):
+    monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
+    norms = {"rmsnorm", "fused_add_rmsnorm", "gemma_rmsnorm", "gemma_fused_add_rmsnorm"}
+    assert engine_ops("vllm") == norms
+    assert "silu_and_mul" in engine_ops("transformers") & engine_ops(None), "for others it is not only by name"
+    for value in ("off", "-gelu_and_mul", "rmsnorm,strict"):
+        monkeypatch.setenv("SGLJIT_ENGINES", value)
+        assert engine_ops("vllm") == norms, "prepare builds for all runs, but for ops that must be named"
+    monkeypatch.setenv("SGLJIT_ENGINES", "norm,activation,-gelu_and_mul")
+    assert engine_ops("vllm") == norms | {"silu_and_mul", "gelu_tanh_and_mul"}
+
+
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "sgljit_core", "prepare", *arguments]
     return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True)

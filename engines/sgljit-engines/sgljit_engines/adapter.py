@@ -110,10 +110,9 @@ class Adapter:
         Raises:
             SgljitError, OSError: the failure itself, with ``SGLJIT_ENGINES=strict``.
         """
-        if self._works(op, call) is True:
-            return True
-        self.own_runs[op] += 1
-        return False
+        ran = self._works(op, call) is True
+        self.own_runs[op] += not ran
+        return ran
 
     def attempt_once(
         self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable
@@ -317,8 +316,8 @@ def _installed_adapters() -> Mapping[str, Adapter]:
 def engine_ops(engine: str | None) -> frozenset[str] | None:
     """The ops of an engine's adapter, or else of all installed adapters; None, for all ops, where there is no adapter.
 
-    Raises:
-        UnsupportedEngineError: ``engine`` is the name of no entry point in the group ``sgljit.engines``.
+    Without ops that are used by name alone, unless ``SGLJIT_ENGINES`` names them. Raises ConfigError where that cannot
+    be read, and UnsupportedEngineError where ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
     points = importlib_metadata.entry_points(group="sgljit.engines")
     if engine is not None and engine not in points.names:
@@ -328,7 +327,8 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
     chosen = (point.load() for point in points if engine in (None, point.name))
-    return frozenset(op for adapter in chosen for op in adapter.parts) if points else None
+    named = ((one, one._choose("SGLJIT_ENGINES", _setting()[0], frozenset())) for one in chosen)  # noqa: SLF001
+    return frozenset(op for one, ops in named for op in one.parts.keys() - one.by_name | ops) if points else None
 
 
 def _installed(distribution: str) -> str | None:

@@ -26,6 +26,8 @@ ADAPTER = Adapter(
             "silu_and_mul": "silu_and_mul",
             "gelu_and_mul": "gelu_and_mul",
             "gelu_tanh_and_mul": "gelu_tanh_and_mul",
+            "silu_and_mul_quant": "silu_and_mul with the quantisation of groups to FP8",
+            "silu_and_mul_masked_quant": "silu_and_mul with the quantisation to FP8 of experts' rows",
         },
         "rope": {
             "apply_rope_inplace": "the rotation of q and k",
@@ -38,6 +40,11 @@ ADAPTER = Adapter(
         },
         "quant": {
             "per_token_group_quant_fp8": "the quantisation of groups to FP8",
+            "masked_group_quant_fp8": "the quantisation to FP8 of experts' rows",
+        },
+        "kvcache": {
+            "store_cache": "the store of k and v",
+            "set_mla_kv_buffer": "the store of MLA's k",
         },
         "hicache": {
             "transfer_hicache_one_layer": "the load of a HiCache layer",
@@ -49,11 +56,16 @@ ADAPTER = Adapter(
     exact_ops=frozenset(
         {
             "silu_and_mul",
+            "store_cache",
+            "set_mla_kv_buffer",
             "transfer_hicache_one_layer",
             "transfer_hicache_one_layer_mla",
             "transfer_hicache_all_layer",
             "transfer_hicache_all_layer_mla",
         }
+    ),
+    by_name=frozenset(  # the last is as fast as SGLang's, and nobody measured the others
+        {"silu_and_mul_quant", "silu_and_mul_masked_quant", "masked_group_quant_fp8", "set_mla_kv_buffer"}
     ),
     is_early=True,
 )
@@ -80,7 +92,7 @@ def _put() -> None:
     if not (used := ADAPTER.start()):
         return
     ADAPTER.leave(op for op in ADAPTER.parts if op not in used)
-    from . import activations, experts, hicache, norms, qknorm, quantization, rotations
+    from . import activations, caches, experts, hicache, norms, qknorm, quantization, rotations
 
-    for part in (norms, qknorm, activations, rotations, experts, quantization, hicache):
+    for part in (norms, qknorm, activations, rotations, experts, quantization, caches, hicache):
         part.replace(used)

@@ -17,14 +17,18 @@ _hooked: set[str] = set()
 
 
 def around(
-    target: str, hook: Callable[..., Any], op: str | None = None, outcome: Callable[..., Any] | None = None
+    target: str,
+    hook: Callable[..., Any],
+    op: str | Callable[..., str] | None = None,
+    outcome: Callable[..., Any] | None = None,
 ) -> None:
     """Register a hook around a function, once. SGLang applies it when all plugins have run.
 
     Args:
         target: the function's module and name, with dots.
         hook: takes SGLang's function, then what that takes.
-        op: what the hook calls, for ``SGLJIT_SHADOW``; None if that has nothing to compare.
+        op: what the hook calls, or a function that gives it for a call, for ``SGLJIT_SHADOW``; None if that has
+            nothing to compare.
         outcome: what of a call ``SGLJIT_SHADOW`` compares.
     """
     if target not in _hooked:

@@ -19,7 +19,8 @@ from .kernels import left, ran, works
 
 _GATE = "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate"
 _SCORES = {"softmax": "topk_softmax", "sigmoid": "topk_sigmoid", "sqrtsoftplus": "topk_sqrtsoftplus"}
-_MOST = 32  # experts of a token
+_MOST = 32  # experts of a token, and groups
+_MOST_IN_GROUPS = 1 << 16  # experts
 _OWN_KERNELS = {(896, 16), (512, 22)}  # experts, and those of a token, for which SGLang has a kernel of its own
 _EPSILONS = (0.0, 1e-20)  # to the sum that weights are divided by, ours adds 1e-20; SGLang does for sums of 0 alone
 
@@ -28,7 +29,8 @@ _EMPTY = ("bias_alt", "input_ids", "bias_alt_token_id", "num_token_non_padded", 
 _FALSE = ("num_fused_shared_experts", "moe_softcapping", "sqrtsoftplus_log1p")
 _SCALE = "routed_scaling_factor"
 _SCALED = "apply_routed_scaling_factor_on_output"
-_KNOWN = {*_EMPTY, *_FALSE, _SCALE, _SCALED, "num_expert_group", "topk_group", "renormalize", "renormalize_epsilon"}
+_GROUPS, _KEPT = "num_expert_group", "topk_group"
+_KNOWN = {*_EMPTY, *_FALSE, _SCALE, _SCALED, _GROUPS, _KEPT, "renormalize", "renormalize_epsilon"}
 
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -58,29 +60,29 @@ def _choose(
 ) -> Result:
     name = _SCORES.get(scoring_func, "")
     is_plain = not args and not is_batch_invariant_mode_enabled() and _is_plain(options)
-    if name in _used and not (is_plain and _fits(name, scores, bias, topk)):
+    groups = (options.get(_GROUPS, 1), options.get(_KEPT, 1)) if options.get(_GROUPS, 1) > 1 else (1, 1)
+    if name in _used and not (
+        is_plain and _fits(name, scores, bias, topk) and _has_groups(scores, bias, topk, *groups)
+    ):
         left(name)
-    elif name in _used and _works(name, scores, bias, topk):
+    elif name in _used and _works(name, scores, bias, topk, *groups):
         weights = scores.new_empty((len(scores), topk), dtype=torch.float32)
         ids = scores.new_empty((len(scores), topk), dtype=torch.int32)
         renormalize = bool(options.get("renormalize", True))
         factor = options.get(_SCALE) if options.get(_SCALED) else None
         scale = 1.0 if factor is None else float(factor)
-        if ran(name, weights, ids, scores, renormalize, correction_bias=bias, routed_scaling_factor=scale):
+        asked = {"num_expert_group": groups[0], "topk_group": groups[1], "routed_scaling_factor": scale}
+        if ran(name, weights, ids, scores, renormalize, correction_bias=bias, **asked):
             return weights, ids
     return theirs(scores, bias, topk, scoring_func, *args, **options)
 
 
 def _is_plain(options: Mapping[str, Any]) -> bool:
-    """Whether no option asks for more than scores, their choice and weights, without groups of experts.
-
-    With groups SGLang passes over experts that are equal to the best of their group, and ours does not.
-    """
+    """Whether no option asks for more than scores, their choice, in groups or not, and weights."""
     return (
         options.keys() <= _KNOWN
         and all(options.get(name) is None for name in _EMPTY)
         and not any(options.get(name) for name in _FALSE)
-        and options.get("num_expert_group", 1) <= 1
         and options.get("renormalize_epsilon", 0.0) in _EPSILONS
     )
 
@@ -97,7 +99,25 @@ def _fits(name: str, scores: torch.Tensor, bias: torch.Tensor | None, topk: int)
     return is_vector and bias.dtype in DTYPES and bias.device == scores.device
 
 
-def _works(name: str, scores: torch.Tensor, bias: torch.Tensor | None, topk: int) -> bool:
+def _has_groups(scores: torch.Tensor, bias: torch.Tensor | None, topk: int, groups: int, kept: int) -> bool:
+    """Whether groups are ranked by the sum of their two best, as ours are with a bias.
+
+    SGLang passes over experts that are equal to the best of their group; ours counts them, as the models do.
+    """
+    experts = scores.shape[1]
+    size = experts // groups
+    return groups == 1 or (
+        bias is not None
+        and groups <= _MOST
+        and experts <= _MOST_IN_GROUPS
+        and experts == groups * size
+        and size > 1
+        and 0 < kept <= groups
+        and topk <= kept * size
+    )
+
+
+def _works(name: str, scores: torch.Tensor, bias: torch.Tensor | None, topk: int, groups: int, kept: int) -> bool:
     experts = scores.shape[1]
 
     def trial(kernel: Op) -> None:
@@ -105,10 +125,12 @@ def _works(name: str, scores: torch.Tensor, bias: torch.Tensor | None, topk: int
 
         def choose(tokens: int) -> None:
             weights, ids = (scores.new_empty(tokens, topk, dtype=dtype) for dtype in (torch.float32, torch.int32))
-            kernel(weights, ids, scores.new_zeros(tokens, experts), True, correction_bias=zeros)
+            gates, grouped = scores.new_zeros(tokens, experts), {"num_expert_group": groups, "topk_group": kept}
+            kernel(weights, ids, gates, True, correction_bias=zeros, **grouped)
 
         try_rows(choose, experts, device)
 
     device = scores.device.type
-    kind = (experts, topk, scores.dtype, None if bias is None else bias.dtype, device)
+    form = f"{kept} of {groups} groups" if kept < groups else "no groups"
+    kind = (experts, topk, form, scores.dtype, None if bias is None else bias.dtype, device)
     return works(name, kind, trial)

@@ -102,7 +102,7 @@ def _stored(
 ) -> tuple[torch.Tensor, ...]:
     """The heads that a call turns, and the rows that it stores, in caches for these alone."""
     places = torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
-    caches = [cache.new_zeros(1 + len(k), cache.shape[1]) for cache in (k_cache, v_cache)]  # SGLang may skip slot 0
+    caches = [cache.new_zeros(1 + len(k), cache.shape[1]) for cache in (k_cache, v_cache)]  # slot 0 is padding's
     angles = cos_sin_cache[positions]
     (q, k, _, k_rows, v_rows, *_), _ = run(q, k, v, *caches, angles, places, places.to(out_loc.dtype) + 1, **options)
     return q, k, k_rows, v_rows

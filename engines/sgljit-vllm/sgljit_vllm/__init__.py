@@ -62,8 +62,9 @@ def register() -> None:
 
 
 def _put(used: frozenset[str]) -> None:
-    from . import cache_key, dispatcher, layers
+    from . import cache_key, dispatcher, layers, monitor
 
+    monitor.watch()
     in_graphs = set(layers.OPS)
     if importlib.util.find_spec("vllm.ir"):
         from . import provider

@@ -14,7 +14,18 @@ import pytest
 from sgljit_engines import adapter, uses
 from sgljit_sglang import ADAPTER
 
-_OURS = ("kernels", "backend", "norms", "qknorm", "activations", "rotations", "experts", "quantization", "hicache")
+_OURS = (
+    "kernels",
+    "backend",
+    "norms",
+    "qknorm",
+    "activations",
+    "rotations",
+    "experts",
+    "quantization",
+    "caches",
+    "hicache",
+)
 
 
 class Layer:

@@ -20,6 +20,7 @@ PROJECTS = [
     "plugins/sgljit-activation",
     "plugins/sgljit-norm",
     "plugins/sgljit-hicache",
+    "plugins/sgljit-kvcache",
     "plugins/sgljit-moe",
     "plugins/sgljit-quant",
     "plugins/sgljit-rope",

@@ -215,6 +215,19 @@ def test_the_choice_of_experts(device):
                         chosen = values.gather(1, ids.long())
                         chosen = chosen / chosen.sum(1, keepdim=True) if renormalize else chosen
                         torch.testing.assert_close(weights, chosen * (2.5 if scaled else 1.0))
+        for tokens, experts, groups, kept, topk in ((17, 256, 8, 4, 8), (3, 64, 32, 4, 8), (5, 64, 4, 4, 6)):
+            gates, bias = torch.randn(tokens, experts), torch.randn(experts)
+            for name, score in scores.items():
+                options = {"num_expert_group": groups, "topk_group": kept, "scoring_func": name}
+                weights, ids = module.moe_fused_gate(gates, bias, topk, renormalize=True, **options)
+                values = score(gates)
+                ranked = (values + bias).unflatten(1, (groups, -1))
+                best = ranked.topk(2).values.sum(-1).topk(kept).indices
+                chosen = torch.zeros(tokens, groups, dtype=torch.bool).scatter(1, best, True)
+                best = ranked.masked_fill(~chosen[..., None], -torch.inf).flatten(1).topk(topk).indices
+                assert torch.equal(ids.long().sort().values, best.sort().values)
+                found = values.gather(1, ids.long())
+                torch.testing.assert_close(weights, found / found.sum(1, keepdim=True))
         assert not theirs
     """
     run(code, before=GATE, device=device)
@@ -229,7 +242,11 @@ def test_choices_that_stay_sglangs():
         options = {"scoring_func": "sigmoid", "moe_softcapping": 0.0, "num_expert_group": 1, "packed_out": None}
         assert choose(gates, bias, 4, **options) != "SGLang's"
         for changes in (
-            {"num_expert_group": 8, "topk_group": 4},
+            {"num_expert_group": 8, "topk_group": 4, "scoring_func": "softmax"},
+            {"num_expert_group": 64, "topk_group": 32},
+            {"num_expert_group": 32, "topk_group": 1},  # whose two experts are too few
+            {"num_expert_group": 8, "topk_group": 9},
+            {"num_expert_group": 7, "topk_group": 1},
             {"num_fused_shared_experts": 1},
             {"moe_softcapping": 30.0},
             {"num_token_non_padded": torch.tensor(2)},
@@ -293,11 +310,175 @@ def test_the_quantisation_of_groups(device):
             assert quantize(odd) == "SGLang's"
         assert quantize(x, q=torch.int8) == quantize(x, masked_m=torch.ones(1)) == "SGLang's"
         assert quantize(x, scale_ue8m0=True) == quantize(x, fuse_silu_and_mul=True) == "SGLang's"
-        assert module.per_token_group_quant(x) == "SGLang's"
-        packed = torch.empty(7, 1, dtype=torch.int32)
-        assert module.per_token_group_quant(x, x.to(torch.float8_e4m3fn), packed) == "SGLang's"
+        q = x.to(torch.float8_e4m3fn)
+        assert module.per_token_group_quant(x, q, torch.empty(7, 1, dtype=torch.int32)) == "SGLang's"
+        odd = torch.randn(7, 640).bfloat16()  # SGLang sets the bytes behind the fifth exponent of a given output to 0
+        packed = torch.empty(7, 2, dtype=torch.int32)
+        assert module.per_token_group_quant(odd, odd.to(q.dtype), packed, scale_ue8m0=True) == "SGLang's"
+        for options in (
+            {"group_size": 32, "scale_ue8m0": True},
+            {"out_dtype": torch.int8},
+            {"output_q": q},
+            {"sorted_token_ids": torch.zeros(7, dtype=torch.int32), "num_valid_tokens": 7},
+            {"an_option_of_another_version": 1},
+            {"masked_m": torch.ones(7, dtype=torch.int32)},
+        ):
+            assert module.per_token_group_quant(x, **options) == "SGLang's", options
+        rows, counts = torch.randn(3, 7, 512).bfloat16(), torch.tensor([7, 0, 3], dtype=torch.int32)
+        assert module.per_token_group_quant(rows, masked_m=counts.long()) == "SGLang's"
+        assert module.per_token_group_quant(rows, masked_m=counts[:2]) == "SGLang's"
+        assert module.per_token_group_quant(rows[..., :508], masked_m=counts) == "SGLang's"
+        before = len(theirs)
+        assert module.per_token_group_quant(x, fuse_silu_and_mul=True, silu_and_mul_mode="dense") == "SGLang's"
+        assert module.per_token_group_quant(rows, masked_m=counts) == "SGLang's", "only by name"
+        assert len(theirs) == before + 2
     """
     run(code, before=QUANTIZATION, device=device)
+
+
+# What SGLang's kernel computes, in PyTorch; the bytes of e4m3 are rounded as the kernel's conversion does.
+GROUPS = """
+from torch.nn.functional import silu
+
+def activated(x, mode="legacy"):
+    gate, up = x.chunk(2, dim=-1)
+    return silu(gate.float()).bfloat16() * up if mode == "legacy" else (silu(gate.float()) * up.float()).bfloat16()
+
+def quantised(y, scale_ue8m0):
+    groups = y.float().unflatten(-1, (-1, 128))
+    scale = groups.abs().amax(-1).clamp(min=1e-10) * (1 / torch.full((), 448.0))
+    scale = torch.exp2(scale.double().log2().ceil()).float() if scale_ue8m0 else scale
+    return (groups / scale[..., None]).clamp(-448, 448).flatten(-2).to(torch.float8_e4m3fn), scale
+
+def unpacked(words, groups):
+    return torch.exp2(words.clone(memory_format=torch.contiguous_format).view(torch.uint8)[..., :groups].float() - 127)
+"""
+
+
+@needs_sglang
+@on_devices
+def test_the_quantisation_of_groups_after_silu_of_counted_rows_and_by_powers_of_two(device):
+    code = """
+        from sglang.kernels.ops.quantization.fp8_kernel import create_per_token_group_quant_fp8_output_scale as scales
+
+        counts = torch.tensor([7, 0, 3], dtype=torch.int32)
+        for fused, masked, powers, columns, mode, hidden in (
+            (True, False, True, True, "dense", 1024),  # a dense layer in block FP8
+            (True, False, True, True, "dense", 640),
+            (True, False, True, False, "legacy", 512),
+            (True, False, False, True, "dense", 256),
+            (True, True, False, True, "legacy", 1024),  # experts behind DeepEP
+            (True, True, True, True, "legacy", 640),
+            (False, True, False, True, "legacy", 512),
+            (False, True, True, True, "legacy", 512),
+            (False, False, True, True, "legacy", 640),
+            (False, False, False, False, "legacy", 512),
+        ):
+            shape = (3, 7) if masked else (7,)
+            x = torch.randn(*shape, hidden * (1 + fused)).bfloat16() * 3
+            x[..., 2, :128] = 0
+            more = {"silu_and_mul_mode": mode} if fused else {}
+            more |= {"masked_m": counts, "expected_m": 4} if masked else {}
+            form = (fused, masked, powers, columns, mode, hidden)
+            q, s = module.per_token_group_quant(
+                x, scale_ue8m0=powers, fuse_silu_and_mul=fused, column_major_scales=columns, **more
+            )
+            if columns or not powers:
+                layout = scales((*shape, hidden), x.device, 128, columns, columns, powers)
+                assert (s.shape, s.stride(), s.dtype) == (layout.shape, layout.stride(), layout.dtype), form
+            if powers and hidden % 512:
+                assert not s.contiguous().view(torch.uint8)[..., hidden // 128 :].any(), form
+            wanted, scale = quantised(activated(x, mode) if fused else x, powers)
+            found = unpacked(s, hidden // 128) if powers else s
+            for expert in range(3) if masked else (slice(None),):
+                rows = (expert, slice(int(counts[expert]))) if masked else (slice(None),)
+                large = scale[rows] > 1e-9
+                torch.testing.assert_close(
+                    found[rows][large], scale[rows][large], rtol=1e-6 if mode == "dense" or not fused else 8e-3, atol=0
+                )
+                units = (q[rows].float() - wanted[rows].float()).abs() / wanted[rows].float().abs().clamp(min=2**-6)
+                assert units.max() <= 0.13 if len(units) else True, form
+                others = float((units > 0).float().mean()) if units.numel() else 0.0
+                assert others <= (0.06 if fused and mode == "legacy" else 0.01), (form, others)
+        assert not theirs
+        rows = torch.randn(3, 7, 512).bfloat16()
+        q = torch.full(rows.shape, 7.0).to(torch.float8_e4m3fn)
+        s = torch.full((3, 7, 4), torch.nan)
+        result = module.per_token_group_quant(rows, q, s, masked_m=counts)
+        assert result[0] is q and result[1] is s and not theirs
+        for expert, count in enumerate(counts.tolist()):
+            assert not s[expert, :count].isnan().any() and s[expert, count:].isnan().all()
+            assert (q[expert, count:].float() == 7).all(), "rows that are not counted stay"
+    """
+    run(code, before=QUANTIZATION + GROUPS, device=device, SGLJIT_ENGINES="quant,activation,strict")
+
+
+STORES = """
+from sglang.kernels.ops.kvcache import kvcache, mla_buffer, set_mla_kv_buffer as mla
+from sglang.srt.mem_cache import memory_pool
+theirs = []
+kvcache.store_cache = memory_pool.store_cache = lambda *args, **kwargs: theirs.append(args)
+mla.set_mla_kv_buffer = lambda *args, **kwargs: theirs.append(args)  # another: hooks go by the function
+memory_pool._is_cuda = True
+memory_pool.can_use_store_cache = mla.can_use_set_mla_kv_buffer = lambda *sizes: True
+mla_buffer.is_arch_support_pdl = lambda: True
+"""
+
+
+@needs_sglang
+@on_devices
+def test_stores(device):
+    code = """
+        for dtype, v_row, index in (
+            (torch.bfloat16, 128, torch.int64), (torch.float16, 96, torch.int32), (torch.uint8, 128, torch.int64)
+        ):
+            qkv = torch.randint(0, 200, (5, 512)).to(dtype)
+            k, v = qkv[:, 256:384], qkv[:, 384 : 384 + v_row]
+            slots = torch.tensor([9, 0, 2, 15, 0], dtype=index)  # two rows of padding
+            caches = [torch.full((16, row), 7, dtype=dtype) for row in (128, v_row)]
+            sizes = {"row_dim": 128, "v_row_dim": v_row, "store_dtype": dtype}
+            memory_pool._set_kv_buffer_impl(k, v, *caches, slots, device_module=None, size_limit=16, **sizes)
+            for rows, cache in zip((k, v), caches):
+                kept = [0, 2, 3]
+                assert torch.equal(cache[slots[kept].long()], rows[kept])
+                others = torch.ones(16, dtype=torch.bool)
+                others[slots.long()] = False
+                assert (cache[others] == 7).all()
+            kept, whole = slots[[0, 2, 3]], torch.full((16, 1, 576), 7, dtype=dtype)
+            latent = torch.randint(0, 200, (3, 1, 600)).to(dtype)
+            nope, rope = latent[..., :512], latent[..., 512:576]
+            mla_buffer.set_mla_kv_buffer_triton(whole, kept, nope, rope)
+            assert torch.equal(whole[kept.long()], latent[..., :576])
+            assert (whole[0] == 7).all()
+        assert not theirs
+    """
+    run(code, before=STORES, device=device, SGLJIT_ENGINES="kvcache,strict")
+
+
+@needs_sglang
+def test_stores_that_stay_sglangs():
+    code = """
+        k, v, k_cache, v_cache = torch.ones(2, 8), torch.ones(2, 8), torch.zeros(4, 8), torch.zeros(4, 8)
+        slots = torch.tensor([1, 2])
+        kvcache.store_cache(k, v, k_cache, v_cache, slots, reserved_skip_index=-1)
+        assert not theirs and k_cache[1:3].all() and v_cache[1:3].all()
+        for odd in (
+            (k, v, k_cache, v_cache.half(), slots),
+            (k, v, k_cache, v_cache, slots.short()),
+            (k, v, k_cache, v_cache, torch.tensor([1, 0, 2, 0])[::2]),
+            (k[:0], v[:0], k_cache, v_cache, slots[:0]),
+            (k, v[:, ::2], k_cache, v_cache[:, :4], slots),
+            (k, v[:, :4], k_cache, v_cache, slots),
+        ):
+            theirs.clear()
+            kvcache.store_cache(*odd)
+            assert len(theirs) == 1
+        kvcache.store_cache(k, v, k_cache, v_cache, slots, reserved_skip_index=3)
+        assert len(theirs) == 2
+        mla.set_mla_kv_buffer(torch.zeros(4, 8), slots, torch.ones(2, 5), torch.ones(2, 2))
+        assert len(theirs) == 3, "it is by default SGLang's, as ours is as fast"
+    """
+    run(code, before=STORES)
 
 
 @needs_sglang

@@ -53,7 +53,16 @@ CALLS = {
         seams.call("moe_fused_gate", torch.ones(5, 16), torch.ones(16), 2),
         seams.call("moe_fused_gate", torch.ones(5, 16), None, 2, "softmax"),
     ),
-    "quantization": lambda seams: seams.call("per_token_group_quant", *quantised()),
+    "caches": lambda seams: (
+        seams.call("store_cache", *torch.ones(2, 5, 8), *torch.zeros(2, 9, 8), torch.arange(5), size_limit=9),
+        seams.call("set_mla_kv_buffer", torch.zeros(9, 1, 24), torch.arange(5), torch.ones(5, 16), torch.ones(5, 8)),
+    ),
+    "quantization": lambda seams: (
+        seams.call("per_token_group_quant", *quantised()),
+        seams.call("per_token_group_quant", quantised()[0], fuse_silu_and_mul=True),
+        seams.call("per_token_group_quant", quantised()[0], scale_ue8m0=True, column_major_scales=True),
+        seams.call("per_token_group_quant", quantised()[0][None], masked_m=torch.ones(1, dtype=torch.int32)),
+    ),
 }
 
 
@@ -83,9 +92,19 @@ OTHER_CALLS = {
         "apply_rope_inplace_with_kvcache", *store(), is_neox=True, rope_dim=32
     ),
     "topk_sigmoid": lambda seams: seams.call(
-        "moe_fused_gate", torch.ones(5, 16), torch.ones(16), 2, num_expert_group=4, topk_group=2
+        "moe_fused_gate", torch.ones(5, 16), torch.ones(16), 2, num_fused_shared_experts=1
     ),
     "per_token_group_quant_fp8": lambda seams: seams.call("per_token_group_quant", *quantised(), scale_ue8m0=True),
+    "silu_and_mul_quant": lambda seams: seams.call(
+        "per_token_group_quant", quantised()[0].float(), fuse_silu_and_mul=True, silu_and_mul_mode="dense"
+    ),
+    "silu_and_mul_masked_quant": lambda seams: seams.call(
+        "per_token_group_quant", quantised()[0], fuse_silu_and_mul=True, masked_m=torch.ones(5, dtype=torch.int32)
+    ),
+    "store_cache": lambda seams: seams.call("store_cache", *torch.ones(4, 5, 8), torch.arange(5).short()),
+    "set_mla_kv_buffer": lambda seams: seams.call(
+        "set_mla_kv_buffer", torch.zeros(9, 9), torch.arange(5), torch.ones(5, 4), torch.ones(5, 4)
+    ),
     "fused_inplace_qknorm": lambda seams: seams.call(
         "fused_inplace_qknorm", heads(5), heads(5), torch.ones(64).half(), torch.ones(64)
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from .process import needs_sglang, run
-from .test_functions import ACTIVATIONS, ROTATIONS
+from .test_functions import ACTIVATIONS, GROUPS, QUANTIZATION, ROTATIONS, STORES
 
 REPORT = """
 import sgljit_engines
@@ -114,6 +114,92 @@ def test_a_hard_coded_style_of_rotation_is_found():
     """
     printed = run(code, before=ROTATIONS + TURNS + REPORT, SGLJIT_SHADOW="0.001", SGLJIT_ENGINES="rope")
     assert printed.count("apply_rope_inplace failed, and the rotation of q and k runs on the engine's own code") == 1
+
+
+@needs_sglang
+def test_stores_are_compared_by_the_rows_that_they_store():
+    before = """
+        def store(k, v, k_cache, v_cache, indices, *, size_limit=0, reserved_skip_index=0):
+            assert len(k_cache) in (6, 100), "it is a small one that is compared, or the one of the call"
+            assert not size_limit or len(k_cache) == size_limit
+            k_cache[indices], v_cache[indices] = k, v
+
+        def store_mla(kv_buffer, loc, cache_k_nope, cache_k_rope, num_warps=0, *, reserved_skip_index=0):
+            kv_buffer[loc] = torch.cat([cache_k_nope, cache_k_rope], -1)
+
+        kvcache.store_cache, mla.set_mla_kv_buffer = store, store_mla
+    """
+    code = """
+        slots, caches, buffer = torch.tensor([9, 0, 2, 15, 0]), torch.zeros(2, 100, 64), torch.zeros(100, 1, 96)
+
+        def call(number):
+            for _ in range(number):
+                kvcache.store_cache(*torch.randn(2, 5, 64), *caches, slots, size_limit=100)
+                mla.set_mla_kv_buffer(buffer, slots, torch.randn(5, 1, 64), torch.randn(5, 1, 32))
+
+        call(20)
+        assert compared().keys() == {"store_cache", "set_mla_kv_buffer"} and not lost(), str(sgljit_engines.report())
+        from sgljit_sglang import kernels
+        kernels.KERNELS.found["store_cache"] = lambda k, v, k_cache, v_cache, indices: None
+        call(20)
+        assert lost().keys() == {"store_cache"}
+    """
+    run(code, before=STORES + textwrap.dedent(before) + REPORT, SGLJIT_SHADOW="0.3", SGLJIT_ENGINES="kvcache")
+
+
+QUANTISES = """
+def quantise(x, output_q=None, output_s=None, group_size=128, scale_ue8m0=False, fuse_silu_and_mul=False,
+             masked_m=None, expected_m=None, column_major_scales=False, silu_and_mul_mode="legacy"):
+    q, scale = quantised(activated(x, silu_and_mul_mode) if fuse_silu_and_mul else x, scale_ue8m0)
+    if scale_ue8m0:
+        scale = (scale.log2() + 127).to(torch.uint8).contiguous().view(torch.int32)
+    if masked_m is not None:  # rows that are not counted have any content
+        others = torch.arange(x.shape[1]) >= masked_m[:, None]
+        q.view(torch.uint8)[others], scale[others] = 1, scale[others] + 1
+    return q, scale
+
+module.per_token_group_quant = quantise
+"""
+
+
+@needs_sglang
+def test_quantisations_agree_and_exponents_in_another_order_are_found():
+    code = """
+        counts = torch.tensor([32, 0, 5], dtype=torch.int32)
+
+        def call(number):
+            for _ in range(number):
+                x = torch.randn(3, 32, 1024).bfloat16() * 2
+                x[:, 1, :128] = x[:, 1, 512:640] = 0
+                for powers in (False, True):
+                    form = {"scale_ue8m0": powers, "column_major_scales": powers}
+                    module.per_token_group_quant(x[0], **form)
+                    module.per_token_group_quant(x, masked_m=counts, **form)
+                    for mode in ("legacy", "dense"):
+                        module.per_token_group_quant(x[0], fuse_silu_and_mul=True, silu_and_mul_mode=mode, **form)
+                    module.per_token_group_quant(x, fuse_silu_and_mul=True, masked_m=counts, **form)
+
+        names = {"per_token_group_quant_fp8", "masked_group_quant_fp8", "silu_and_mul_quant"}
+        names.add("silu_and_mul_masked_quant")
+        call(12)
+        assert compared().keys() == names and not lost(), str(sgljit_engines.report())
+        from sgljit_sglang import kernels
+
+        def swap(op):
+            def swapped(x, q, scales, *args, **options):
+                op(x, q, scales, *args, **options)
+                if scales.dtype == torch.int32:
+                    flipped = scales.clone(memory_format=torch.contiguous_format).view(torch.uint8).flip(-1)
+                    scales.copy_(flipped.view(torch.int32))
+            return swapped
+
+        for name in names:
+            kernels.KERNELS.found[name] = swap(kernels.KERNELS.found[name])
+        call(40)
+        assert lost().keys() == names, str(sgljit_engines.report())
+    """
+    before = QUANTIZATION + GROUPS + QUANTISES + REPORT
+    run(code, before=before, SGLJIT_SHADOW="0.2", SGLJIT_ENGINES="quant,activation")
 
 
 @needs_sglang
