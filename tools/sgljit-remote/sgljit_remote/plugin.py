@@ -1,7 +1,14 @@
-"""The hooks of the remote. Nothing else is imported while no remote is set."""
+"""The hooks of the remote. Nothing else is imported while no remote is set.
+
+Where one is, the core imports this module with the first family. To import what asks and verifies takes longer than a
+small artifact takes to bring, and a process seldom misses one at once: so a thread begins with it. It asks nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +29,19 @@ def _session() -> Session | None:
         from . import remote
 
         return remote.current()
+
+
+def _get_ready() -> None:
+    with contextlib.suppress(Exception):  # the first question meets it again, and says it
+        if session := _session():
+            session.get_ready()
+
+
+if config.url():
+    _readying = threading.Thread(target=_get_ready, name="sgljit-remote-ready")  # no daemon: an exit waits for imports
+    with contextlib.suppress(RuntimeError):  # no thread is left
+        _readying.start()
+        os.register_at_fork(before=_readying.join)  # in a child, a module that is half imported would stay locked
 
 
 @hookimpl

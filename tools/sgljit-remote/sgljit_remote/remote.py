@@ -117,6 +117,12 @@ class Remote:
             return
         step()
 
+    def get_ready(self) -> None:
+        """Import what the store needs, which no question then waits for. Raises RemoteUnavailableError."""
+        self.store.get_ready()
+        while self._while_asking:
+            self._meanwhile()
+
     def archives(self) -> dict[str, Archive]:
         """The archives by name. Raises RemoteUnavailableError, and RefusedObjectError where the index is none."""
         return index.parse(self.get(index.NAME, index.LARGEST))
@@ -173,6 +179,10 @@ class Session:
         self._refused: set[str] = set()
         self._leased: dict[str, lease.Held] = {}  # by the keys of what this process compiles for other machines
         self._is_down = False
+
+    def get_ready(self) -> None:
+        """Do what the first questions would do while they wait. Asks nothing. Raises RemoteUnavailableError."""
+        self._remote.get_ready()
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         """Bring an artifact below ``root``, or below a directory of this process; that root, None if it is nowhere."""

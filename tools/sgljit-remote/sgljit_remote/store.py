@@ -18,6 +18,9 @@ class Store(ABC):
     shown: str
     is_network = True
 
+    def get_ready(self) -> None:  # noqa: B027 - most need nothing
+        """Import what the first question needs. Asks nothing. Raises RemoteUnavailableError: a package is missing."""
+
     def get(self, name: str, most: int, deadline: float) -> bytes | None:
         """An object of at most so many bytes; None where there is none."""
         content = bytearray()

@@ -146,6 +146,10 @@ class HttpStore(Store):
         self._client = web.Client(seconds)
         self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
 
+    def get_ready(self) -> None:
+        if self._parts.scheme == "https":
+            self._client.get_ready()
+
     def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
         with self._client.answered(self._url(name), deadline, self._authorization) as answer:
             for piece in () if answer is None else web.pieces(answer, name, most, deadline):

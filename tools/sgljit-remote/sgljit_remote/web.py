@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import http.client
 import math
 import socket
@@ -87,18 +88,20 @@ class _Web(urllib.request.HTTPHandler):
     The library's handler reads them for each request before Python 3.12, and later also where nobody asks with TLS.
     """
 
-    _trusting: ssl.SSLContext | None = None
     https_request = urllib.request.HTTPHandler.http_request
 
     def http_open(self, request: urllib.request.Request) -> Any:
         return self.do_open(_Plain, request)
 
     def https_open(self, request: urllib.request.Request) -> Any:
-        if self._trusting is None:
-            context = ssl.create_default_context()
-            context.set_alpn_protocols(["http/1.1"])
-            self._trusting = context
-        return self.do_open(http.client.HTTPSConnection, request, context=self._trusting)
+        return self.do_open(http.client.HTTPSConnection, request, context=self.trusting)
+
+    @functools.cached_property
+    def trusting(self) -> ssl.SSLContext:
+        """The certificates that servers may have."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 class Client:
@@ -112,9 +115,14 @@ class Client:
         self._seconds = seconds
         library = urllib.request  # its own choice of handlers has files, FTP, and the other one for TLS
         plain = (library.ProxyHandler, library.UnknownHandler, library.HTTPDefaultErrorHandler)
-        self._opener = library.OpenerDirector()
-        for handler in (*plain, library.HTTPErrorProcessor, _Web, _SameScheme):
+        self._opener, self._web = library.OpenerDirector(), _Web()
+        for handler in (*plain, library.HTTPErrorProcessor, _SameScheme):
             self._opener.add_handler(handler())
+        self._opener.add_handler(self._web)
+
+    def get_ready(self) -> None:
+        """Read the certificates that this machine trusts, for TLS."""
+        _ = self._web.trusting
 
     @contextlib.contextmanager
     def answered(self, url: str, deadline: float, authorization: str = "", **request: Any) -> Iterator[Any]:
