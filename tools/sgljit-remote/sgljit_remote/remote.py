@@ -7,6 +7,7 @@ request. Else the artifact is an object of its own, one request. A remote that d
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from .counts import count, refuse
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
+from .store import Sink
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -69,29 +71,38 @@ class Remote:
 
         Raises RemoteUnavailableError, and RefusedObjectError where it is too large.
         """
-        content = self._ask(lambda deadline: self.store.get(name, most, deadline), times)
-        count(bytes_read=len(content or b""))
-        return content
+        content = bytearray()
+        sink = Sink(content.extend, content.clear)
+        is_there = self._ask(lambda deadline: self.store.stream(name, most, deadline, sink), times)
+        count(bytes_read=len(content))
+        return bytes(content) if is_there else None
 
     def save(self, name: str, file: BinaryIO, most: int = lookup.LARGEST) -> bool:
         """Write an object to an empty file, piece by piece; whether there is one.
 
         Raises as ``get`` does, and RefusedObjectError where the file takes no more.
         """
+        end = math.inf
+
+        def write(piece: bytes) -> None:
+            if time.monotonic() > end:  # nobody waits any more, and the file may be closed
+                raise TryAgainError(f"it was not done with {name} in time")
+            try:
+                file.write(piece)
+                file.flush()  # a full disk shows now
+            except OSError as error:  # which is no failure of the remote
+                raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
+
+        def clear() -> None:
+            file.seek(0)
+            file.truncate()
+
+        sink = Sink(write, clear)
 
         def question(deadline: float) -> bool:
-            def write(piece: bytes) -> None:
-                if time.monotonic() > deadline:  # nobody waits any more, and the file may be closed
-                    raise TryAgainError(f"it was not done with {name} in time")
-                try:
-                    file.write(piece)
-                    file.flush()  # a full disk shows now
-                except OSError as error:  # which is no failure of the remote
-                    raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
-
-            file.seek(0)
-            file.truncate()  # after an attempt that failed
-            return self.store.stream(name, most, deadline, write)
+            nonlocal end
+            end = deadline
+            return self.store.stream(name, most, deadline, sink)
 
         is_there = self._ask(question)
         count(bytes_read=file.tell())

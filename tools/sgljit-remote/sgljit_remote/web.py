@@ -10,6 +10,7 @@ import contextlib
 import functools
 import http.client
 import math
+import re
 import socket
 import ssl
 import time
@@ -23,6 +24,7 @@ from .asking import StalledError, TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
 
 _PIECE = 1 << 16
+_PASSING = (408, 409, 416, 425, 429)  # 409: another write, or no such directory; 416: a part that is not there
 
 
 class ExistsError(Exception):
@@ -151,7 +153,7 @@ class Client:
                 raise UnauthorizedError(text, error.headers.get("WWW-Authenticate", "")) from error
             elif error.code == 412 and asked.get_method() == "PUT":
                 raise ExistsError(text) from error
-            elif error.code in (408, 409, 425, 429) or error.code >= 500:  # 409: another write, or no such directory
+            elif error.code in _PASSING or error.code >= 500:
                 raise TryAgainError(text) from error
             else:
                 raise RemoteUnavailableError(text) from error
@@ -165,6 +167,25 @@ class Client:
             if isinstance(error, RemoteUnavailableError | RefusedObjectError):
                 raise
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+def tag(answer: Any) -> str:
+    """What the server calls this version of the object; "" where it does not, or says that bytes may differ."""
+    named = str(answer.headers.get("ETag") or "")
+    return named if re.fullmatch(r'"[^"\r\n]*"', named) else ""
+
+
+def goes_on(answer: Any, size: int) -> bool:
+    """Whether the answer is the rest of an object behind so many bytes; if not, it is all of it.
+
+    Raises TryAgainError: it is another part.
+    """
+    if answer.status != 206:
+        return False
+    part = str(answer.headers.get("Content-Range") or "")
+    if not part.startswith(f"bytes {size}-"):
+        raise TryAgainError(f"it answers with {part or 'a part without a Content-Range'}; asked for bytes {size}-")
+    return True
 
 
 def body(answer: Any, name: str, most: int, deadline: float) -> bytes:
