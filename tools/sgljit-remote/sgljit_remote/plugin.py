@@ -74,6 +74,8 @@ def sgljit_build_finished(key: str, directory: Path, outcome: str) -> None:
 
 
 @hookimpl
-def sgljit_loaded(directory: Path) -> None:
-    """Note what the first of several ranks uses."""
+def sgljit_loaded(directory: Path, key: str, tier: str) -> None:
+    """Note what the first of several ranks uses; end the lease of what another process on the same cache has made."""
     handed.note(directory)
+    if tier != "made" and (release := handed.leased.get(key)) is not None:
+        release()

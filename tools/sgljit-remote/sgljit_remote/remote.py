@@ -21,7 +21,7 @@ from sgljit_core.errors import ConfigError
 from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
-from . import config, index, objects, stores
+from . import config, handed, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
 from .counts import count, refuse
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST_BESIDE = 7  # artifacts of one source and toolchain that an object keeps beside a new one
+LARGEST_ARCHIVE = 256 << 20  # of a larger one, which is for ``pull``, a process takes single artifacts
 _TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive that keeps coming
 
 
@@ -171,11 +173,43 @@ class Remote:
 
         return signing.private_key(self.settings.signing_key)
 
-    def publish_one(self, artifact: Artifact, key: Ed25519PrivateKey | None, *, replace: bool = False) -> bool:
-        """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError."""
+    def publish_one(
+        self, artifact: Artifact, key: Ed25519PrivateKey | None, *, replace: bool = False, beside: bool = False
+    ) -> bool:
+        """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError.
+
+        Args:
+            replace: write it also where one is there.
+            beside: keep what that one holds: the same source, compiled beside other files.
+        """
         content, location = objects.pack([artifact], key), artifact.manifest.location.path
-        self.put(object_name(location, None), content, replace=replace)
-        return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
+        is_new = False
+        for toolchain_key in (None, artifact.manifest.toolchain_key):
+            name = object_name(location, toolchain_key)
+            whole = content
+            if beside:
+                whole, _ = self.joined(content, name, lambda place: place != artifact.place, _MOST_BESIDE)
+            is_new = self.put(name, whole, replace=replace or beside)
+        return is_new
+
+    def joined(self, content: bytes, name: str, keep: Callable[[str], bool], most: int) -> tuple[bytes, list[str]]:
+        """An object's new content with what it holds so far, as that was signed and if it is valid; the places of that.
+
+        Args:
+            keep: whether an artifact stays, by its place.
+            most: so many of them.
+
+        Raises RemoteUnavailableError.
+        """
+        try:
+            old = self.get(name)
+        except RefusedObjectError as error:
+            self.refuse(name, str(error))
+            return content, []
+        found = self.unpack(name, old).artifacts if old else ()
+        kept = [artifact.place for artifact in found if keep(artifact.place)][:most]
+        whole = objects.joined(content, old, kept) if old and kept else content
+        return (whole, kept) if len(whole) <= LARGEST_ARCHIVE else (content, [])
 
 
 class Session:
@@ -251,10 +285,12 @@ class Session:
             return None
         if found is None:
             self._leased[key] = lease.Held(self._remote, name, is_renewed=is_renewed)
+            handed.leased[key] = functools.partial(self.release, key)
         return found
 
     def release(self, key: str) -> None:
         """Let other machines no longer wait for what was published, or could not be compiled here."""
+        handed.leased.pop(key, None)
         held = self._leased.pop(key, None)
         if held is not None and self._is_down:
             held.is_over.set()
@@ -262,9 +298,9 @@ class Session:
             self._guarded(held.release)
 
     def publish(self, artifact: Artifact) -> None:
-        """Publish what was compiled here, unless it is there. It replaces an object that was refused or did not serve.
+        """Publish what was compiled here, unless it is there. It replaces an object that was refused.
 
-        One that was brought and did not serve was compiled beside other files, which no key covers.
+        One that was brought and did not serve was compiled beside other files, which no key covers: it stays beside it.
         """
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         try:
@@ -272,9 +308,13 @@ class Session:
                 return
             names = {object_name(location, toolchain_key), object_name(location, None)}
             brought = tuple(self._brought)  # to which other threads add
-            has_not_served = any(index.is_at(place, location, toolchain_key) for place in brought)
-            replace = has_not_served or not names.isdisjoint(self._refused)
-            self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
+            beside = any(index.is_at(place, location, toolchain_key) for place in brought)
+            replace = not names.isdisjoint(self._refused)
+
+            def write() -> None:
+                count(published=self._remote.publish_one(artifact, *signer, replace=replace, beside=beside))
+
+            self._guarded(write)
         finally:
             self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
@@ -350,11 +390,11 @@ class Session:
         for archive in list(self._archives.values()):
             if (found := taken()) is not None:
                 return found
-            if not archive.holds(location, toolchain_key):
+            if archive.size > LARGEST_ARCHIVE or not archive.holds(location, toolchain_key):
                 continue
             del self._archives[archive.name]  # a second attempt would bring the same
             try:
-                content = self._remote.get(archive.object_name, times=_TIMES_FOR_AN_ARCHIVE)
+                content = self._remote.get(archive.object_name, LARGEST_ARCHIVE, _TIMES_FOR_AN_ARCHIVE)
             except RefusedObjectError as error:
                 self._remote.refuse(archive.object_name, str(error))
                 continue
@@ -371,12 +411,15 @@ class Session:
             return None
         if content is None:
             return None
+        kept = None
         for artifact in self._remote.unpack(name, content).artifacts:
             if index.is_at(artifact.place, location, toolchain_key):
-                return self._keep(artifact, root)
-            self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
-        self._refused.add(name)
-        return None
+                kept = self._keep(artifact, root)
+            else:
+                self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
+        if kept is None:
+            self._refused.add(name)
+        return kept
 
     def _keep(self, artifact: Artifact, root: Path) -> Path:
         self._brought.add(artifact.place)

@@ -170,7 +170,7 @@ class Client:
 
 
 def tag(answer: Any) -> str:
-    """What the server calls this version of the object; "" where it does not, or says that bytes may differ."""
+    """The strong ETag of an answer; "" where it has none."""
     named = str(answer.headers.get("ETag") or "")
     return named if re.fullmatch(r'"[^"\r\n]*"', named) else ""
 

@@ -477,7 +477,7 @@ def test_a_server_that_does_not_go_on_is_asked_for_all(cut, server, tmp_path, re
 
 
 def test_what_goes_on_is_not_more_than_may_be(cut, server, remote, signed):
-    content, asked = cut
+    _, asked = cut
     with pytest.raises(RefusedObjectError, match=r"large\.bundle has more than 600000 bytes"):
         remote(**signed).get("sgljit-1/bundles/large.bundle", most=600_000)
     assert len(asked) == 1  # by its Content-Length

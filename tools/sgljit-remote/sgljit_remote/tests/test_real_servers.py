@@ -231,6 +231,16 @@ def test_of_two_that_publish_to_a_bucket_the_first_wins(bucket, remote, signed):
     assert one.get("sgljit-1/x.zip") == b"third"
 
 
+def test_an_empty_index_in_a_bucket_hides_no_artifact(bucket, remote, session, signed, tmp_path, said):
+    url, _ = bucket
+    one = remote(url, **signed)
+    one.put("sgljit-1/index.json", b"")
+    one.publish_one(ONE, one.signer())
+    assert session(url, **signed).fetch(LOCATION, TOOLCHAIN, tmp_path / "second") == tmp_path / "second"
+    (warning,) = said()
+    assert "index.json is refused and not used: it is no index of archives" in warning
+
+
 def test_a_stranger_who_writes_to_the_bucket_is_refused(bucket, remote, session, signed, tmp_path, said):
     url, _ = bucket
     signing.new_key(tmp_path / "stranger")
