@@ -118,6 +118,7 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
+            self.store.get_ready()  # no server is late while this machine imports
             return ask(question, self.settings.timeout, self._meanwhile, times=times)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error

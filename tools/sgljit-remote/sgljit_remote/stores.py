@@ -215,12 +215,21 @@ class FsspecStore(Store):
                 return False
         return True
 
-    def _place(self, name: str) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs  # takes 10 ms to import
+    def get_ready(self) -> None:
+        from fsspec import get_filesystem_class  # takes 10 ms to import, and some of its packages a second
 
         try:
-            files, path = url_to_fs(self._url)  # which is kept, and made anew in a forked child
+            get_filesystem_class(urlsplit(self._url).scheme)
         except (ImportError, ValueError) as error:  # a package is missing, or nobody knows the scheme
+            raise RemoteUnavailableError(str(error)) from error
+
+    def _place(self, name: str) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        self.get_ready()
+        try:
+            files, path = url_to_fs(self._url)  # which is kept, and made anew in a forked child
+        except ValueError as error:
             raise RemoteUnavailableError(str(error)) from error
         return files, f"{path.rstrip('/')}/{name}"
 
