@@ -1,13 +1,15 @@
 """The hooks of the remote. Nothing else is imported while no remote is set.
 
 Where one is, the core imports this module with the first family. To import what asks and verifies takes longer than a
-small artifact takes to bring, and a process seldom misses one at once: so a thread begins with it. It asks nothing.
+small artifact takes to bring, and a process that has a family seldom misses one at once: so a thread begins with it. It
+asks nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ def _session() -> Session | None:
     """The session with the remote, if one is set and may be used."""
     if not config.url():
         return None
+    if _readying.ident is not None:
+        _readying.join()  # to import beside it takes longer
     with collector_paused():  # these imports make many objects
         from . import remote
 
@@ -32,13 +36,15 @@ def _session() -> Session | None:
 
 
 def _get_ready() -> None:
-    with contextlib.suppress(Exception):  # the first question meets it again, and says it
-        if session := _session():
+    with contextlib.suppress(Exception), collector_paused():  # the first question meets it again, and says it
+        from . import remote
+
+        if session := remote.current():
             session.get_ready()
 
 
-if config.url():
-    _readying = threading.Thread(target=_get_ready, name="sgljit-remote-ready")  # no daemon: an exit waits for imports
+_readying = threading.Thread(target=_get_ready, name="sgljit-remote-ready")  # no daemon: an exit waits for imports
+if config.url() and "sgljit_core.builds.obtain" not in sys.modules:  # else this import is part of a miss
     with contextlib.suppress(RuntimeError):  # no thread is left
         _readying.start()
         os.register_at_fork(before=_readying.join)  # in a child, a module that is half imported would stay locked
