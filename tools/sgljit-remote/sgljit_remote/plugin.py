@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +21,14 @@ from . import config, handed
 if TYPE_CHECKING:
     from .remote import Session
 
+_PAUSE = 0.02  # seconds
+
 
 def _session() -> Session | None:
     """The session with the remote, if one is set and may be used."""
     if not config.url():
         return None
+    _is_asked.set()
     if _readying.ident is not None:
         _readying.join()  # to import beside it takes longer
     with collector_paused():  # these imports make many objects
@@ -36,6 +38,8 @@ def _session() -> Session | None:
 
 
 def _get_ready() -> None:
+    if _is_asked.wait(_PAUSE):  # this module was imported for a miss, which imports the rest by itself
+        return
     with contextlib.suppress(Exception), collector_paused():  # the first question meets it again, and says it
         from . import remote
 
@@ -43,8 +47,9 @@ def _get_ready() -> None:
             session.get_ready()
 
 
+_is_asked = threading.Event()
 _readying = threading.Thread(target=_get_ready, name="sgljit-remote-ready")  # no daemon: an exit waits for imports
-if config.url() and "sgljit_core.builds.obtain" not in sys.modules:  # else this import is part of a miss
+if config.url():
     with contextlib.suppress(RuntimeError):  # no thread is left
         _readying.start()
         os.register_at_fork(before=_readying.join)  # in a child, a module that is half imported would stay locked
