@@ -40,6 +40,7 @@ class Settings(NamedTuple):
         jobs: ``SGLJIT_JOBS``: the number of compilers that a process runs at once; by default by cores and memory.
         lock: ``SGLJIT_LOCK``: a file that ``sgljit lock`` wrote: a plugin that differs is refused; by default none is.
         must_be_signed: ``SGLJIT_TRUSTED_KEYS``: whether it names keys: what others compiled must be signed by one then.
+        has_remote: ``SGLJIT_REMOTE``: whether a remote is named; extensions are loaded with the first family then.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
         cache_home: ``XDG_CACHE_HOME``, else ``~/.cache``: the directory of the user's caches; None without a home.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for what is lost at a reboot, if there is one.
@@ -60,6 +61,7 @@ class Settings(NamedTuple):
     jobs: int | None
     lock: Path | None
     must_be_signed: bool
+    has_remote: bool
     trust_shared_cache: bool
     cache_home: Path | None
     runtime_dir: Path | None
@@ -67,7 +69,7 @@ class Settings(NamedTuple):
 
 _VARIABLES = (
     *("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CXX", "PATH", "TVM_FFI_CUDA_ARCH_LIST"),
-    *("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
+    *("SGLJIT_REMOTE", "HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
     *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_HIPCC", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_LOCK"),
     *("SGLJIT_NVCC", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUSTED_KEYS", "SGLJIT_TRUST_SHARED_CACHE"),
 )
@@ -122,10 +124,8 @@ def build_root(build_directory: str | Path | None) -> Path:
 
 def runtime_directory() -> Path:
     """The directory that the processes of a user share on a machine; it is lost at a reboot."""
-    configured = settings().runtime_dir
-    if configured is not None and configured.is_absolute() and configured.is_dir():
-        return configured / "sgljit"
-    return _user_directory() / "run"
+    own = settings().runtime_dir
+    return own / "sgljit" if own and own.is_absolute() and own.is_dir() else _user_directory() / "run"
 
 
 def _user_directory() -> Path:
@@ -169,6 +169,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         jobs=int(jobs) if jobs else None,
         lock=_absolute("SGLJIT_LOCK must be an absolute path", lock) if lock else None,
         must_be_signed="SGLJIT_TRUSTED_KEYS" in given,
+        has_remote="SGLJIT_REMOTE" in given,
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         cache_home=_cache_home(given),
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sgljit_core.config import settings
 from sgljit_core.errors import SHORTAGES, PluginConflictError, PluginLoadError
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.plugins import hooks
@@ -34,6 +35,8 @@ def load(family: str) -> KernelFamily:
             f"Uninstall all but one, or name the ones to use in SGLJIT_PLUGINS=<distribution>,..."
         )
     with _lock.here():
+        if settings().has_remote:
+            hooks.load_plugins()  # sgljit-remote imports what it needs, in a thread
         if family in _failures:
             raise _failures[family]
         if family not in _families:

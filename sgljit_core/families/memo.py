@@ -26,8 +26,7 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
     def look_up(*args: Any, **kwargs: Any) -> R:
         # The types belong to the key: 1, 1.0 and True are equal, but other template arguments.
         named = tuple((name, type(kwargs[name]), kwargs[name]) for name in sorted(kwargs)) if kwargs else ()
-        key = (arch.scope(), args, tuple(map(type, args)), named)
-        return results.get(key, lambda: function(*args, **kwargs))
+        return results.get((arch.scope(), args, tuple(map(type, args)), named), lambda: function(*args, **kwargs))
 
     traced = Constant(look_up)
 

@@ -84,8 +84,7 @@ def _demangled(symbol: str) -> str:
     except OSError:  # the host part was made with another library
         return symbol
     demangle.restype = ctypes.c_void_p
-    status = ctypes.c_int()
-    text = demangle(symbol.encode(), None, None, ctypes.byref(status))
+    text = demangle(symbol.encode(), None, None, ctypes.byref(ctypes.c_int()))
     if text is None:
         return symbol
     try:

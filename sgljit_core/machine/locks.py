@@ -71,8 +71,7 @@ class FileLock:
         return True
 
     def _open_locked(self) -> int | None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         roots.share(descriptor)
         try:
             os.lockf(descriptor, os.F_TLOCK, 0)

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core import paths
 from sgljit_core.cache.lookup import LARGEST
+from sgljit_core.errors import UntrustedCacheError
 
 from . import config, objects, owned, parts, signing, stores, transfer
-from .errors import BundleMismatchError, RefusedObjectError
+from .counts import count
+from .errors import BundleMismatchError, RefusedObjectError, UntrustedRemoteError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -309,4 +311,8 @@ def unbundle(file: Path | str, *parts: str) -> dict[str, Laid]:
         OSError: a directory cannot be written, or another user could write to it.
     """
     path = Path(file).absolute()
-    return lay_out(path, paths.cache_root(), transfer.keys_for(path, config.settings(str(path))), parts)
+    try:
+        return lay_out(path, paths.cache_root(), transfer.keys_for(path, config.settings(str(path))), parts)
+    except (BundleMismatchError, RefusedObjectError, UntrustedCacheError, UntrustedRemoteError):
+        count(refusals=1)
+        raise

@@ -1,12 +1,13 @@
-"""Which artifacts does this process use, and which were handed to it by another rank? Imports nothing: hooks ask it."""
+"""Which artifacts does this process use, have from another rank, or hold leases of? Imports nothing: hooks ask it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _noting: list[Path] | None = None
+leased: dict[str, Callable[[], object]] = {}  # by the source key of what is to be compiled here, what ends the lease
 _roots: dict[str, Path] = {}  # by the place of an artifact that was handed over, the root that has it
 
 

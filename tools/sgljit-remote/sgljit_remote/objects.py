@@ -15,7 +15,7 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,6 +74,19 @@ def pack(artifacts: Iterable[Artifact], key: Ed25519PrivateKey | None) -> bytes:
             for name, content in members.items():
                 member = zipfile.ZipInfo(f"{artifact.place}/{name}", _DATE)
                 archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+    return written.getvalue()
+
+
+def joined(content: bytes, other: bytes, places: Collection[str]) -> bytes:
+    """An object and, as they are in another one, the artifacts of some places, which were verified there.
+
+    They keep their signatures: whoever joins them does not vouch for them.
+    """
+    written = io.BytesIO(content)
+    with zipfile.ZipFile(written, "a") as archive, zipfile.ZipFile(io.BytesIO(other), **_IN_ASCII) as source:
+        for place, members in _by_place(source, len(other)).items():
+            for member in members.values() if place in places else ():
+                archive.writestr(zipfile.ZipInfo(member.filename, _DATE), source.read(member), zipfile.ZIP_DEFLATED)
     return written.getvalue()
 
 

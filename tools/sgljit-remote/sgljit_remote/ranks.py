@@ -10,7 +10,9 @@ without this; and objects pickled by torch.distributed, since to unpickle is to 
 from __future__ import annotations
 
 import json
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -171,10 +173,10 @@ class _Ranks:
         """Wait for an operation. Raises RankLostError."""
         pause = 0.0005
         try:
-            operation = begin()
+            operation = self._begun(begin)
             while not operation.is_completed():
                 if time.monotonic() > self._deadline:
-                    raise RankLostError(self._lost(f"there is no answer after {self._timeout:g} s"))
+                    raise self._late()
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             operation.wait()
@@ -182,6 +184,30 @@ class _Ranks:
             if isinstance(error, RankLostError):
                 raise
             raise RankLostError(self._lost(str(error).partition("\n")[0])) from error
+
+    def _begun(self, begin: Callable[[], Any]) -> Any:
+        """Begin an operation in a thread: the first one of NCCL waits for all ranks, for longer than the limit."""
+        begun: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+
+        def work() -> None:
+            try:
+                with torch.cuda.stream(stream):  # which makes its device the thread's own, too
+                    begun.put(begin())
+            except BaseException as error:  # noqa: BLE001 - handed on
+                begun.put(error)
+
+        threading.Thread(target=work, name="sgljit-ranks", daemon=True).start()
+        try:
+            operation = begun.get(timeout=max(0.0, self._deadline - time.monotonic()))
+        except queue.Empty:
+            raise self._late() from None
+        if isinstance(operation, BaseException):
+            raise operation
+        return operation
+
+    def _late(self) -> RankLostError:
+        return RankLostError(self._lost(f"there is no answer after {self._timeout:g} s"))
 
     def _lost(self, reason: str) -> str:
         return (

@@ -24,7 +24,7 @@ from sgljit_core.errors import ConfigError
 
 from . import config, web
 from .errors import RefusedObjectError, RemoteUnavailableError
-from .store import Store, Write
+from .store import Sink, Store
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _KIND = "application/vnd.sgljit.object.v1"
@@ -59,7 +59,7 @@ class RegistryStore(Store):
         self._authorization = ""  # as the registry has asked for it last
         self._client = web.Client(seconds)
 
-    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
+    def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
         with self._answered(self._manifest(name), deadline, headers={"Accept": _MANIFEST}) as answer:
             if answer is None:
                 return False
@@ -68,9 +68,10 @@ class RegistryStore(Store):
         if size > most:
             raise web.too_large(name, most)
         found = hashlib.sha256()
+        sink.begin()
         for piece in [inside] if inside is not None else self._blob(digest, name, most, deadline):
             found.update(piece)
-            write(piece)
+            sink.write(piece)
         if f"sha256:{found.hexdigest()}" != digest:
             raise RefusedObjectError(f"{name} is not what its digest says")
         return True

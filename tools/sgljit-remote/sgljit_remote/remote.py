@@ -7,6 +7,7 @@ request. Else the artifact is an object of its own, one request. A remote that d
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from sgljit_core.errors import ConfigError
 from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
-from . import config, index, objects, stores
+from . import config, handed, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
 from .counts import count, refuse
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
+from .store import Sink
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST_BESIDE = 7  # artifacts of one source and toolchain that an object keeps beside a new one
+LARGEST_ARCHIVE = 256 << 20  # of a larger one, which is for ``pull``, a process takes single artifacts
 _TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive that keeps coming
 
 
@@ -69,29 +73,38 @@ class Remote:
 
         Raises RemoteUnavailableError, and RefusedObjectError where it is too large.
         """
-        content = self._ask(lambda deadline: self.store.get(name, most, deadline), times)
-        count(bytes_read=len(content or b""))
-        return content
+        content = bytearray()
+        sink = Sink(content.extend, content.clear)
+        is_there = self._ask(lambda deadline: self.store.stream(name, most, deadline, sink), times)
+        count(bytes_read=len(content))
+        return bytes(content) if is_there else None
 
     def save(self, name: str, file: BinaryIO, most: int = lookup.LARGEST) -> bool:
         """Write an object to an empty file, piece by piece; whether there is one.
 
         Raises as ``get`` does, and RefusedObjectError where the file takes no more.
         """
+        end = math.inf
+
+        def write(piece: bytes) -> None:
+            if time.monotonic() > end:  # nobody waits any more, and the file may be closed
+                raise TryAgainError(f"it was not done with {name} in time")
+            try:
+                file.write(piece)
+                file.flush()  # a full disk shows now
+            except OSError as error:  # which is no failure of the remote
+                raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
+
+        def clear() -> None:
+            file.seek(0)
+            file.truncate()
+
+        sink = Sink(write, clear)
 
         def question(deadline: float) -> bool:
-            def write(piece: bytes) -> None:
-                if time.monotonic() > deadline:  # nobody waits any more, and the file may be closed
-                    raise TryAgainError(f"it was not done with {name} in time")
-                try:
-                    file.write(piece)
-                    file.flush()  # a full disk shows now
-                except OSError as error:  # which is no failure of the remote
-                    raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
-
-            file.seek(0)
-            file.truncate()  # after an attempt that failed
-            return self.store.stream(name, most, deadline, write)
+            nonlocal end
+            end = deadline
+            return self.store.stream(name, most, deadline, sink)
 
         is_there = self._ask(question)
         count(bytes_read=file.tell())
@@ -105,6 +118,7 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
+            self.store.get_ready()  # no server is late while this machine imports
             return ask(question, self.settings.timeout, self._meanwhile, times=times)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
@@ -116,6 +130,12 @@ class Remote:
         except IndexError:  # another thread has taken the last one
             return
         step()
+
+    def get_ready(self) -> None:
+        """Import what the store needs, which no question then waits for. Raises RemoteUnavailableError."""
+        self.store.get_ready()
+        while self._while_asking:
+            self._meanwhile()
 
     def archives(self) -> dict[str, Archive]:
         """The archives by name. Raises RemoteUnavailableError, and RefusedObjectError where the index is none."""
@@ -154,11 +174,43 @@ class Remote:
 
         return signing.private_key(self.settings.signing_key)
 
-    def publish_one(self, artifact: Artifact, key: Ed25519PrivateKey | None, *, replace: bool = False) -> bool:
-        """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError."""
+    def publish_one(
+        self, artifact: Artifact, key: Ed25519PrivateKey | None, *, replace: bool = False, beside: bool = False
+    ) -> bool:
+        """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError.
+
+        Args:
+            replace: write it also where one is there.
+            beside: keep what that one holds: the same source, compiled beside other files.
+        """
         content, location = objects.pack([artifact], key), artifact.manifest.location.path
-        self.put(object_name(location, None), content, replace=replace)
-        return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
+        is_new = False
+        for toolchain_key in (None, artifact.manifest.toolchain_key):
+            name = object_name(location, toolchain_key)
+            whole = content
+            if beside:
+                whole, _ = self.joined(content, name, lambda place: place != artifact.place, _MOST_BESIDE)
+            is_new = self.put(name, whole, replace=replace or beside)
+        return is_new
+
+    def joined(self, content: bytes, name: str, keep: Callable[[str], bool], most: int) -> tuple[bytes, list[str]]:
+        """An object's new content with what it holds so far, as that was signed and if it is valid; the places of that.
+
+        Args:
+            keep: whether an artifact stays, by its place.
+            most: so many of them.
+
+        Raises RemoteUnavailableError.
+        """
+        try:
+            old = self.get(name)
+        except RefusedObjectError as error:
+            self.refuse(name, str(error))
+            return content, []
+        found = self.unpack(name, old).artifacts if old else ()
+        kept = [artifact.place for artifact in found if keep(artifact.place)][:most]
+        whole = objects.joined(content, old, kept) if old and kept else content
+        return (whole, kept) if len(whole) <= LARGEST_ARCHIVE else (content, [])
 
 
 class Session:
@@ -173,6 +225,10 @@ class Session:
         self._refused: set[str] = set()
         self._leased: dict[str, lease.Held] = {}  # by the keys of what this process compiles for other machines
         self._is_down = False
+
+    def get_ready(self) -> None:
+        """Do what the first questions would do while they wait. Asks nothing. Raises RemoteUnavailableError."""
+        self._remote.get_ready()
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         """Bring an artifact below ``root``, or below a directory of this process; that root, None if it is nowhere."""
@@ -230,10 +286,12 @@ class Session:
             return None
         if found is None:
             self._leased[key] = lease.Held(self._remote, name, is_renewed=is_renewed)
+            handed.leased[key] = functools.partial(self.release, key)
         return found
 
     def release(self, key: str) -> None:
         """Let other machines no longer wait for what was published, or could not be compiled here."""
+        handed.leased.pop(key, None)
         held = self._leased.pop(key, None)
         if held is not None and self._is_down:
             held.is_over.set()
@@ -241,9 +299,9 @@ class Session:
             self._guarded(held.release)
 
     def publish(self, artifact: Artifact) -> None:
-        """Publish what was compiled here, unless it is there. It replaces an object that was refused or did not serve.
+        """Publish what was compiled here, unless it is there. It replaces an object that was refused.
 
-        One that was brought and did not serve was compiled beside other files, which no key covers.
+        One that was brought and did not serve was compiled beside other files, which no key covers: it stays beside it.
         """
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         try:
@@ -251,9 +309,13 @@ class Session:
                 return
             names = {object_name(location, toolchain_key), object_name(location, None)}
             brought = tuple(self._brought)  # to which other threads add
-            has_not_served = any(index.is_at(place, location, toolchain_key) for place in brought)
-            replace = has_not_served or not names.isdisjoint(self._refused)
-            self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
+            beside = any(index.is_at(place, location, toolchain_key) for place in brought)
+            replace = not names.isdisjoint(self._refused)
+
+            def write() -> None:
+                count(published=self._remote.publish_one(artifact, *signer, replace=replace, beside=beside))
+
+            self._guarded(write)
         finally:
             self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
@@ -329,11 +391,11 @@ class Session:
         for archive in list(self._archives.values()):
             if (found := taken()) is not None:
                 return found
-            if not archive.holds(location, toolchain_key):
+            if archive.size > LARGEST_ARCHIVE or not archive.holds(location, toolchain_key):
                 continue
             del self._archives[archive.name]  # a second attempt would bring the same
             try:
-                content = self._remote.get(archive.object_name, times=_TIMES_FOR_AN_ARCHIVE)
+                content = self._remote.get(archive.object_name, LARGEST_ARCHIVE, _TIMES_FOR_AN_ARCHIVE)
             except RefusedObjectError as error:
                 self._remote.refuse(archive.object_name, str(error))
                 continue
@@ -350,12 +412,15 @@ class Session:
             return None
         if content is None:
             return None
+        kept = None
         for artifact in self._remote.unpack(name, content).artifacts:
             if index.is_at(artifact.place, location, toolchain_key):
-                return self._keep(artifact, root)
-            self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
-        self._refused.add(name)
-        return None
+                kept = self._keep(artifact, root)
+            else:
+                self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
+        if kept is None:
+            self._refused.add(name)
+        return kept
 
     def _keep(self, artifact: Artifact, root: Path) -> Path:
         self._brought.add(artifact.place)

@@ -9,7 +9,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-Write = Callable[[bytes], object]
+
+class Sink:
+    """Where the bytes of an object go, over all attempts to read it.
+
+    Attributes:
+        size: the bytes that are there.
+        tag: what the server calls the object that they are of, so that an attempt can go on; "" where none can.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], clear: Callable[[], object]) -> None:
+        self.size, self.tag = 0, ""
+        self._write, self._clear = write, clear
+
+    def begin(self, tag: str = "") -> None:
+        """Forget what an attempt before has written."""
+        self._clear()
+        self.size, self.tag = 0, tag
+
+    def write(self, piece: bytes) -> None:
+        """Take the next bytes."""
+        self._write(piece)
+        self.size += len(piece)
 
 
 class Store(ABC):
@@ -18,16 +39,20 @@ class Store(ABC):
     shown: str
     is_network = True
 
+    def get_ready(self) -> None:  # noqa: B027 - most need nothing
+        """Import what the first question needs. Asks nothing. Raises RemoteUnavailableError: a package is missing."""
+
     def get(self, name: str, most: int, deadline: float) -> bytes | None:
-        """An object of at most so many bytes; None where there is none."""
+        """An object of at most so many bytes, by one attempt; None where there is none."""
         content = bytearray()
-        return bytes(content) if self.stream(name, most, deadline, content.extend) else None
+        there = self.stream(name, most, deadline, Sink(content.extend, content.clear))
+        return bytes(content) if there else None
 
     @abstractmethod
-    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
-        """Hand an object of at most so many bytes to ``write``, piece by piece; whether there is one.
+    def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
+        """Hand an object of at most so many bytes to ``sink``, piece by piece; whether there is one.
 
-        Where it raises, pieces may have been written.
+        Where it raises, the sink has a part, with which the next attempt may go on.
         """
 
     @abstractmethod

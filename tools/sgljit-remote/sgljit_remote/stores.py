@@ -20,7 +20,7 @@ from sgljit_core.errors import UntrustedCacheError
 from . import owned, web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
-from .store import Store, Write
+from .store import Sink, Store
 
 _OWN = ("", "file")
 _PIECE = 1 << 20
@@ -53,7 +53,7 @@ class DirectoryStore(Store):
         self._root = root
         self._check_owners = check_owners
 
-    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
+    def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
         try:
             descriptor = self._open(name)
             try:
@@ -61,9 +61,10 @@ class DirectoryStore(Store):
                     owned.check_file(self._root / name, descriptor)
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise RefusedObjectError(f"{name} is not a plain file")
+                sink.begin()
                 left = most + 1
                 while left > 0 and (piece := os.read(descriptor, min(_PIECE, left))):
-                    write(piece)
+                    sink.write(piece)
                     left -= len(piece)
             finally:
                 os.close(descriptor)
@@ -146,11 +147,23 @@ class HttpStore(Store):
         self._client = web.Client(seconds)
         self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
 
-    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
-        with self._client.answered(self._url(name), deadline, self._authorization) as answer:
-            for piece in () if answer is None else web.pieces(answer, name, most, deadline):
-                write(piece)
-            return answer is not None
+    def get_ready(self) -> None:
+        if self._parts.scheme == "https":
+            self._client.get_ready()
+
+    def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
+        tag, sink.tag = sink.tag, ""  # for one attempt: if it fails before the body, the next one begins anew
+        headers = {"Range": f"bytes={sink.size}-", "If-Range": tag} if tag else {}
+        with self._client.answered(self._url(name), deadline, self._authorization, headers=headers) as answer:
+            if answer is None:
+                return False
+            if tag and web.goes_on(answer, sink.size):
+                sink.tag = tag
+            else:
+                sink.begin(web.tag(answer))
+            for piece in web.pieces(answer, name, most - sink.size, deadline):
+                sink.write(piece)
+            return True
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         headers = {"Content-Type": "application/octet-stream", **({} if replace else {"If-None-Match": "*"})}
@@ -176,16 +189,21 @@ class FsspecStore(Store):
         parts = urlsplit(url)
         self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
-    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
+    def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
         with self._failing_plainly():
             files, path = self._place(name)
             try:
                 content: bytes = files.cat_file(path, start=0, end=most + 1)
             except FileNotFoundError:
                 return False
+            except Exception:
+                if not _is_empty(files, path):
+                    raise
+                content = b""  # of which S3 gives no range: status 416
         if len(content) > most:
             raise web.too_large(name, most)
-        write(content)
+        sink.begin()
+        sink.write(content)
         return True
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
@@ -197,12 +215,21 @@ class FsspecStore(Store):
                 return False
         return True
 
-    def _place(self, name: str) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs  # takes 10 ms to import
+    def get_ready(self) -> None:
+        from fsspec import get_filesystem_class  # takes 10 ms to import, and some of its packages a second
 
         try:
-            files, path = url_to_fs(self._url)  # which is kept, and made anew in a forked child
+            get_filesystem_class(urlsplit(self._url).scheme)
         except (ImportError, ValueError) as error:  # a package is missing, or nobody knows the scheme
+            raise RemoteUnavailableError(str(error)) from error
+
+    def _place(self, name: str) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        self.get_ready()
+        try:
+            files, path = url_to_fs(self._url)  # which is kept, and made anew in a forked child
+        except ValueError as error:
             raise RemoteUnavailableError(str(error)) from error
         return files, f"{path.rstrip('/')}/{name}"
 
@@ -216,3 +243,9 @@ class FsspecStore(Store):
             raise RemoteUnavailableError(str(error)) from error
         except Exception as error:  # a package's, and may be anything
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+def _is_empty(files: Any, path: str) -> bool:
+    with contextlib.suppress(Exception):  # the one of the object itself is raised
+        return bool(files.size(path) == 0)
+    return False

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], object]
 PAUSE = 0.3  # seconds: longer than another push takes from reading the index to writing it
 _ATTEMPTS = 10
+_MOST_KEPT = 10_000  # artifacts of others in an archive
 _ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
@@ -86,10 +87,11 @@ def push(
 ) -> int:
     """Publish the artifacts of a cache, each as an object of its own, and in archives; returns their number.
 
-    An archive holds a family for a target; with a ``name``, one archive of that name holds all.
+    An archive holds a family for a target, and keeps what others have pushed there; with a ``name``, one archive of
+    that name holds all, and nothing else.
 
     Args:
-        replace: write objects anew that are there, such as to sign them with another key.
+        replace: write objects anew that are there, such as to sign them with another key. Archives keep nothing then.
 
     Raises:
         UntrustedRemoteError: keys are trusted, and there is none to sign with.
@@ -109,14 +111,20 @@ def push(
         )
         progress(f"{number}/{len(artifacts)} {did}: {manifest.build}, {len(artifact.payload)} bytes")
     written = []
+    known = _archives(remote) if groups and not (name or replace or dry_run) else {}
     for (archive, family, target), members in groups.items():
-        content = objects.pack(members, key)
-        entry = Archive(archive, family, target, len(content), tuple(member.place for member in members))
+        content, places = objects.pack(members, key), [member.place for member in members]
+        old = known.get(archive)
+        if old is not None:
+            is_other = frozenset(old.artifacts).difference(places).__contains__
+            content, others = remote.joined(content, old.object_name, is_other, _MOST_KEPT)
+            places += others
+        entry = Archive(archive, family, target, len(content), tuple(places))
         if not dry_run:
             remote.put(entry.object_name, content, replace=True)
         written.append(entry)
         did = "would write" if dry_run else "wrote"
-        progress(f"{did} the archive {archive}: {len(members)} artifacts, {len(content)} bytes")
+        progress(f"{did} the archive {archive}: {len(places)} artifacts, {len(content)} bytes")
     if written and not dry_run:
         _list(remote, {entry.name: entry for entry in written})
     return len(artifacts)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import http.client
 import math
+import re
 import socket
 import ssl
 import time
@@ -22,6 +24,7 @@ from .asking import StalledError, TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
 
 _PIECE = 1 << 16
+_PASSING = (408, 409, 416, 425, 429)  # 409: another write, or no such directory; 416: a part that is not there
 
 
 class ExistsError(Exception):
@@ -87,18 +90,20 @@ class _Web(urllib.request.HTTPHandler):
     The library's handler reads them for each request before Python 3.12, and later also where nobody asks with TLS.
     """
 
-    _trusting: ssl.SSLContext | None = None
     https_request = urllib.request.HTTPHandler.http_request
 
     def http_open(self, request: urllib.request.Request) -> Any:
         return self.do_open(_Plain, request)
 
     def https_open(self, request: urllib.request.Request) -> Any:
-        if self._trusting is None:
-            context = ssl.create_default_context()
-            context.set_alpn_protocols(["http/1.1"])
-            self._trusting = context
-        return self.do_open(http.client.HTTPSConnection, request, context=self._trusting)
+        return self.do_open(http.client.HTTPSConnection, request, context=self.trusting)
+
+    @functools.cached_property
+    def trusting(self) -> ssl.SSLContext:
+        """The certificates that servers may have."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 class Client:
@@ -112,9 +117,14 @@ class Client:
         self._seconds = seconds
         library = urllib.request  # its own choice of handlers has files, FTP, and the other one for TLS
         plain = (library.ProxyHandler, library.UnknownHandler, library.HTTPDefaultErrorHandler)
-        self._opener = library.OpenerDirector()
-        for handler in (*plain, library.HTTPErrorProcessor, _Web, _SameScheme):
+        self._opener, self._web = library.OpenerDirector(), _Web()
+        for handler in (*plain, library.HTTPErrorProcessor, _SameScheme):
             self._opener.add_handler(handler())
+        self._opener.add_handler(self._web)
+
+    def get_ready(self) -> None:
+        """Read the certificates that this machine trusts, for TLS."""
+        _ = self._web.trusting
 
     @contextlib.contextmanager
     def answered(self, url: str, deadline: float, authorization: str = "", **request: Any) -> Iterator[Any]:
@@ -143,7 +153,7 @@ class Client:
                 raise UnauthorizedError(text, error.headers.get("WWW-Authenticate", "")) from error
             elif error.code == 412 and asked.get_method() == "PUT":
                 raise ExistsError(text) from error
-            elif error.code in (408, 409, 425, 429) or error.code >= 500:  # 409: another write, or no such directory
+            elif error.code in _PASSING or error.code >= 500:
                 raise TryAgainError(text) from error
             else:
                 raise RemoteUnavailableError(text) from error
@@ -157,6 +167,25 @@ class Client:
             if isinstance(error, RemoteUnavailableError | RefusedObjectError):
                 raise
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+def tag(answer: Any) -> str:
+    """The strong ETag of an answer; "" where it has none."""
+    named = str(answer.headers.get("ETag") or "")
+    return named if re.fullmatch(r'"[^"\r\n]*"', named) else ""
+
+
+def goes_on(answer: Any, size: int) -> bool:
+    """Whether the answer is the rest of an object behind so many bytes; if not, it is all of it.
+
+    Raises TryAgainError: it is another part.
+    """
+    if answer.status != 206:
+        return False
+    part = str(answer.headers.get("Content-Range") or "")
+    if not part.startswith(f"bytes {size}-"):
+        raise TryAgainError(f"it answers with {part or 'a part without a Content-Range'}; asked for bytes {size}-")
+    return True
 
 
 def body(answer: Any, name: str, most: int, deadline: float) -> bytes:

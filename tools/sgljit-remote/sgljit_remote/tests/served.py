@@ -69,10 +69,21 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self.send_error(404)
             return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content) if length is None else length))
+        length, tag = len(content) if length is None else length, self.server.tag_of(self.path)
+        part = self.headers["Range"] if self.headers["If-Range"] == tag else None
+        start = int(part.removeprefix("bytes=").removesuffix("-")) if part else 0
+        if part and start >= length:
+            self.send_error(416)
+            return
+        self.send_response(206 if part else 200)
+        if part:
+            self.send_header("Content-Range", f"bytes {start}-{length - 1}/{length}")
+        if tag:
+            self.send_header("ETag", tag)
+        self.send_header("Content-Length", str(length - start))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[start:])
+        self.server.sent += len(content) - start
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -89,12 +100,17 @@ class Server(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.fault: Callable[[Handler], bool] | None = None
+        self.has_ranges, self.sent = False, 0
         self.writing = threading.Lock()
         self.over = threading.Event()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def tag_of(self, path: str) -> str:
+        """What a server with ranges calls an object, as it is now."""
+        return f'"{hashlib.sha256(self.objects[path]).hexdigest()}"' if self.has_ranges else ""
 
     def handle_error(self, *_: Any) -> None:
         pass  # a client that hangs up

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import random
 import subprocess
 import sys
 import tracemalloc
@@ -417,6 +418,69 @@ def test_a_pull_that_breaks_off_begins_anew_and_leaves_no_rest(pushed, server, t
         transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "llama")
     assert (tmp_path / "got.bundle").read_bytes() == pushed.read_bytes()
     assert not [*tmp_path.glob(".got.bundle.*")]
+
+
+@pytest.fixture
+def cut(server):
+    """A server with ranges, a large bundle, of which the first request brings a half; its content, and the requests."""
+    content, asked = random.Random(1).randbytes(1 << 20), []
+    server.objects["/sgljit-1/bundles/large.bundle"] = content
+    server.has_ranges = True
+
+    def once(handler):
+        asked.append(handler.headers["Range"])
+        return len(asked) == 1 and served.truncated(handler)
+
+    server.fault = once
+    return content, asked
+
+
+def test_a_pull_that_breaks_off_goes_on_where_the_server_has_ranges(cut, server, tmp_path, remote, signed):
+    content, asked = cut
+    transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "large")
+    assert (tmp_path / "got.bundle").read_bytes() == content
+    assert asked == [None, f"bytes={len(content) // 2}-"]
+    assert server.sent == len(content)
+
+
+def test_a_pull_goes_on_with_the_same_object_alone(cut, server, tmp_path, remote, signed):
+    content, asked = cut
+    once, other = server.fault, content[::-1]
+
+    def replacing(handler):
+        if is_over := once(handler):
+            server.objects[handler.path] = other
+        return is_over
+
+    server.fault = replacing
+    transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "large")
+    assert (tmp_path / "got.bundle").read_bytes() == other
+    assert len(asked) == 2
+
+
+def other_part(handler):
+    handler.send_response(206)
+    handler.send_header("Content-Range", "bytes 0-9/10")
+    handler.end_headers()
+    handler.wfile.write(bytes(10))
+    return True
+
+
+@pytest.mark.parametrize("answer", [served.status(416), served.status(503), other_part])
+def test_a_server_that_does_not_go_on_is_asked_for_all(cut, server, tmp_path, remote, signed, answer):
+    content, asked = cut
+    once = server.fault
+    server.fault = lambda handler: once(handler) or (len(asked) == 2 and answer(handler))
+    transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "large")
+    assert (tmp_path / "got.bundle").read_bytes() == content
+    assert asked == [None, f"bytes={len(content) // 2}-", None]
+
+
+def test_what_goes_on_is_not_more_than_may_be(cut, server, remote, signed):
+    _, asked = cut
+    with pytest.raises(RefusedObjectError, match=r"large\.bundle has more than 600000 bytes"):
+        remote(**signed).get("sgljit-1/bundles/large.bundle", most=600_000)
+    assert len(asked) == 1  # by its Content-Length
 
 
 class Full(io.BytesIO):

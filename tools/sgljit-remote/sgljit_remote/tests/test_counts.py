@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sgljit_remote import Stats, counts, objects, stats
+from sgljit_remote import Stats, counts, objects, stats, unbundle
 from sgljit_remote.config import Settings
+from sgljit_remote.errors import RefusedObjectError, UntrustedRemoteError
 from sgljit_remote.index import Archive, dump
 from sgljit_remote.objects import object_name
 from sgljit_remote.remote import session as session_of
@@ -66,6 +67,20 @@ def test_each_refusal_is_counted_and_said_once(server, session, cache, said):
     assert stats().artifacts == 0
     (warning,) = said()
     assert warning.startswith(f"{server.url}/{NAME} is refused and not used: it holds another artifact, {OTHER.place}")
+
+
+def test_a_bundle_that_is_refused_is_counted(tmp_path, monkeypatch):
+    (tmp_path / "a.bundle").write_bytes(b"nonsense")
+    with pytest.raises(UntrustedRemoteError):
+        unbundle(tmp_path / "a.bundle")
+    assert stats().refusals == 1
+    monkeypatch.setenv("SGLJIT_REMOTE_UNSIGNED", "1")
+    with pytest.raises(RefusedObjectError):
+        unbundle(tmp_path / "a.bundle")
+    assert stats().refusals == 2
+    with pytest.raises(FileNotFoundError):
+        unbundle(tmp_path / "missing.bundle")
+    assert stats().refusals == 2
 
 
 def test_a_remote_that_must_not_be_used_is_a_refusal(server, said):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sgljit_remote import index, objects, transfer
+from sgljit_remote import index, objects, signing, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RemoteUnavailableError
 from sgljit_remote.index import Archive
@@ -358,7 +358,7 @@ def test_without_a_toolchain_any_artifact_of_the_source_serves(server, session, 
 
 
 @pytest.mark.parametrize("is_archived", [False, True])
-def test_what_did_not_serve_here_is_replaced_by_what_is_compiled(filled, session, cache, is_archived):
+def test_what_did_not_serve_here_gets_what_is_compiled_beside_it(filled, session, cache, tmp_path, is_archived):
     """It was compiled beside other headers, which no key covers: the core finds that out, and compiles."""
     if is_archived:
         serve(filled, *family(ONE))
@@ -367,9 +367,43 @@ def test_what_did_not_serve_here_is_replaced_by_what_is_compiled(filled, session
     here = artifact(observed={"/usr/include/observed.h": "1" * 64})
     assert here.manifest.toolchain_key == TOOLCHAIN
     one.publish(here)
-    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here,)
-    session(is_writable=True).publish(ONE)  # by one that was brought nothing: what is there stays
-    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here,)
+    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here, ONE)
+    session(is_writable=True).publish(artifact(observed={"/elsewhere.h": "2" * 64}))  # by one that was brought nothing
+    assert objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts == (here, ONE)
+    if not is_archived:
+        fresh = tmp_path / "fresh"
+        assert session().fetch(LOCATION, TOOLCHAIN, fresh) == fresh
+        assert files(fresh) == sorted([ONE.place, here.place])  # the core takes the one that serves
+
+
+def test_what_stands_beside_an_artifact_keeps_its_signature(filled, session, key, tmp_path, cache):
+    """Whoever publishes vouches for its own: a key that is trusted no more takes what it has signed with it."""
+    signing.new_key(tmp_path / "other").rename(key.parent / "trusted/other.pub")
+    filled.objects[f"/{NAME}"] = objects.pack([ONE], signing.private_key(tmp_path / "other"))
+    here = artifact(observed={"/usr/include/observed.h": "1" * 64})
+    keys = {"unsigned": False, "trusted_keys": (key.parent / "trusted",)}
+    one = session(is_writable=True, signing_key=key, **keys)
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    one.publish(here)
+    own = [signing.public_keys([key.parent / f"trusted/{name}.pub"]) for name in ("own", "other")]
+    artifacts = [objects.unpack(filled.objects[f"/{NAME}"], trusted).artifacts for trusted in own]
+    assert artifacts == [(here,), (ONE,)]
+
+
+def test_an_object_keeps_no_more_than_a_few_beside_a_new_artifact(filled, remote):
+    for number in range(12):
+        one = artifact(observed={"/usr/include/observed.h": f"{number:064}"})
+        assert remote().publish_one(one, None, beside=True)
+    assert len(objects.unpack(filled.objects[f"/{NAME}"], ()).artifacts) == 8
+
+
+@pytest.mark.parametrize("size", [1, 1 << 40])
+def test_a_very_large_archive_is_left_to_pull(filled, session, cache, size):
+    archive, content = family(ONE, artifact(2))
+    serve(filled, archive._replace(size=size), content)
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
+    asked = archive.object_name if size == 1 else NAME
+    assert filled.requests == [f"GET /{index.NAME}", f"GET /{asked}"]
 
 
 def test_a_cache_that_takes_no_files_is_no_obstacle(filled, session, cache, said):

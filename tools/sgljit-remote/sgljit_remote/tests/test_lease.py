@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sgljit_remote import lease, objects
+from sgljit_remote import lease, objects, plugin
 from sgljit_remote.config import settings
 from sgljit_remote.objects import object_name
 
@@ -50,6 +50,21 @@ def test_the_first_compiles_and_the_others_wait_for_it(server, writer, cache):
     waiting.join(20)
     assert found == [cache]
     assert files(cache) == [ONE.place]
+
+
+def test_a_lease_ends_when_another_process_on_the_same_cache_has_made_it(server, writer, cache):
+    """One that publishes nothing: the core finds its artifact under the lock, and compiles nothing."""
+    first = writer()
+    assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
+    directory = cache / ONE.place
+    plugin.sgljit_loaded(directory, LOCATION.name, "made")  # and published later
+    plugin.sgljit_loaded(directory, "another", "cache")
+    assert not server.objects[LEASE].startswith(lease.RELEASED)
+    plugin.sgljit_loaded(directory, LOCATION.name, "cache")
+    assert server.objects[LEASE].startswith(lease.RELEASED)
+    server.requests.clear()
+    plugin.sgljit_loaded(directory, LOCATION.name, "cache")
+    assert server.requests == []
 
 
 def test_a_lease_ends_when_what_it_was_for_is_published(server, writer, cache):

@@ -70,6 +70,25 @@ os.close(starting)
 os.close(answering)
 print(open(answers).read())
 """
+EARLY = """
+import json, os, signal, sys, threading, time
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "cryptography.exceptions":
+            importing.set()
+            time.sleep(0.5)
+importing = threading.Event()
+sys.meta_path.insert(0, Slow())
+from sgljit_core import ops
+ops["norm"]
+found = [importing.wait(20) or [thread.name for thread in threading.enumerate()]]
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    import cryptography.exceptions
+    os._exit(0)
+found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps([*found, "sgljit_remote.remote" in sys.modules]))
+"""
 NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
 
 
@@ -138,6 +157,21 @@ def test_a_hit_of_the_cache_imports_no_plugin(run, server, tmp_path):
     run(LOAD, "1", cache="second", SGLJIT_REMOTE="")
     output, _ = run(LOAD, "1", cache="second")
     assert json.loads(output)["modules"] == []
+    assert server.requests == []
+
+
+def test_the_first_family_lets_a_remote_get_ready_which_asks_nothing(run, server, published):
+    output, errors = run(EARLY, cache="second", **published)
+    assert json.loads(output) == [True, 0, True]  # the child finds no module that a thread of its parent imports
+    assert errors == ""
+    assert server.requests == []
+
+
+def test_the_first_family_tells_that_a_remote_cannot_be_used(run, server, tmp_path):
+    code = 'from sgljit_core import ops\nops["norm"]'
+    _, errors = run(code, cache="second", SGLJIT_TRUSTED_KEYS=str(tmp_path / "missing"))
+    assert errors.startswith(f"the key {tmp_path}/missing cannot be read (")
+    assert errors.count("\n") == 1
     assert server.requests == []
 
 

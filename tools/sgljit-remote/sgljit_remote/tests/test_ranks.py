@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from sgljit_remote import index, objects, ranks
-from sgljit_remote.errors import RefusedObjectError
+from sgljit_remote.errors import RankLostError, RefusedObjectError
 
 from .conftest import files
 from .served import artifact
@@ -187,6 +190,24 @@ while not over.exists() and time.monotonic() < start + 60:
     assert said[0]["seconds"] < 60
 
 
+def test_an_operation_that_does_not_begin_is_not_waited_for(tmp_path, monkeypatch):
+    """So NCCL's first one does, which meets the other ranks before it is asynchronous."""
+    over = threading.Event()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "broadcast", lambda *_, **__: over.wait(120))
+        start = time.monotonic()
+        with pytest.raises(RankLostError, match=r"rank 0 cannot finish the warm-up.*there is no answer after 0\.5 s"):
+            ranks.warm_up(lambda: None, timeout=0.5)
+        assert time.monotonic() - start < 60
+        monkeypatch.setattr(dist, "broadcast", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ranks.warm_up(lambda: None, timeout=20)
+    finally:
+        over.set()
+        dist.destroy_process_group()
+
+
 @pytest.mark.slow
 def test_work_that_fails_is_an_error_everywhere(job):
     said = job("warm_up(lambda: 1 / 0, timeout=60)", count=3)
@@ -217,7 +238,7 @@ def test_what_arrives_is_verified(cache, what):
 
 
 NCCL_RANK = """
-import json, sys
+import json, os, sys, time, traceback
 import torch, torch.distributed as dist
 import sgljit_core
 from sgljit_core import ops
@@ -228,10 +249,18 @@ torch.cuda.set_device(rank)
 dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=2)
 x, weight = torch.randn(3, 264, device="cuda"), torch.randn(264, device="cuda")
 out = torch.full_like(x, torch.nan)
-dist.barrier()
+if "dies" in sys.argv:
+    dist.barrier()  # so the communicator is there
 if len(sys.argv) > 3 and rank:
-    sys.exit(1)
-given = warm_up(lambda: ops["norm"].rmsnorm(x, weight, out), timeout=10 if len(sys.argv) > 3 else 120)
+    sys.exit(1) if "dies" in sys.argv else time.sleep(60)
+start = time.monotonic()
+try:
+    given = warm_up(lambda: ops["norm"].rmsnorm(x, weight, out), timeout=10 if len(sys.argv) > 3 else 120)
+finally:
+    print(json.dumps(time.monotonic() - start), flush=True)
+    if "sleeps" in sys.argv:
+        traceback.print_exc()
+        os._exit(1)  # NCCL's own thread still waits
 torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (264,), weight, 1e-6))
 print(json.dumps([given, sgljit_core.stats().builds]), flush=True)
 dist.destroy_process_group()
@@ -278,3 +307,11 @@ def test_over_nccl_a_rank_that_dies_leaves_the_other_with_an_error(job_of_two_gp
     ranks, said = job_of_two_gpus("dies")
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert "RankLostError: rank 0 cannot finish the warm-up, as another rank is gone or late" in said[0][1]
+
+
+@pytest.mark.gpu
+def test_over_nccl_a_rank_that_does_not_come_to_the_first_operation_is_not_waited_for(job_of_two_gpus):
+    """NCCL makes its communicator in the first operation, and waits for all ranks there, for 10 minutes."""
+    _, said = job_of_two_gpus("sleeps")
+    assert float(said[0][0].splitlines()[-1]) < 40
+    assert "there is no answer after 10 s" in said[0][1]

@@ -6,12 +6,14 @@ server that installs from PyPI, in Python alone.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
 import shutil
 import socket
 import subprocess
+import threading
 import uuid
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sgljit_remote import objects, signing
+from sgljit_remote import objects, signing, transfer
 from sgljit_remote.objects import object_name
 
 from .conftest import files
@@ -78,6 +80,42 @@ def nginx(tmp_path):
     for process in running:
         process.terminate()
         process.wait(10)
+
+
+@contextlib.contextmanager
+def cutting(port, most):
+    """A port that passes connections on to another one, while the block runs. The first is cut after so many bytes."""
+    left = [most]
+
+    def work():
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                client, _ = listening.accept()
+                with client, socket.create_connection(("127.0.0.1", port)) as server:
+                    server.sendall(client.recv(1 << 16))
+                    while left[0] > 0 and (piece := server.recv(1 << 16)):
+                        client.sendall(piece[: left[0]])
+                        left[0] -= len(piece)
+                    left[0] = 1 << 40
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=work, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+def test_a_transfer_from_nginx_goes_on_where_it_broke_off(nginx, remote, signed, tmp_path):
+    port, place = nginx()
+    content, most = os.urandom(3 << 20), 2 << 20
+    bundle = place / "store/sgljit-1/bundles/large.bundle"
+    bundle.parent.mkdir(parents=True)
+    bundle.write_bytes(content)
+    with cutting(port, most) as cut:
+        transfer.pull_bundle(remote(f"http://127.0.0.1:{cut}", timeout=20.0, **signed), tmp_path / "got", "large")
+    assert (tmp_path / "got").read_bytes() == content
+    *_, first, second = [line.split('"')[2].split() for line in (place / "access.log").read_text().splitlines()]
+    assert first[0] == "200"
+    assert second[0] == "206"
+    assert len(content) - most < int(second[1]) < len(content) - most + 1000  # and the headers of the first
 
 
 def test_nginx_serves_a_directory_that_was_pushed_to(nginx, pushed, session, signed, tmp_path, said):
@@ -191,6 +229,16 @@ def test_of_two_that_publish_to_a_bucket_the_first_wins(bucket, remote, signed):
     assert one.get("sgljit-1/x.zip") == b"first"
     assert one.put("sgljit-1/x.zip", b"third", replace=True)
     assert one.get("sgljit-1/x.zip") == b"third"
+
+
+def test_an_empty_index_in_a_bucket_hides_no_artifact(bucket, remote, session, signed, tmp_path, said):
+    url, _ = bucket
+    one = remote(url, **signed)
+    one.put("sgljit-1/index.json", b"")
+    one.publish_one(ONE, one.signer())
+    assert session(url, **signed).fetch(LOCATION, TOOLCHAIN, tmp_path / "second") == tmp_path / "second"
+    (warning,) = said()
+    assert "index.json is refused and not used: it is no index of archives" in warning
 
 
 def test_a_stranger_who_writes_to_the_bucket_is_refused(bucket, remote, session, signed, tmp_path, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 import uuid
 
+import fsspec
 import pytest
 
 from sgljit_core.errors import ConfigError
@@ -153,6 +155,37 @@ def test_a_scheme_that_nobody_here_opens_says_what_to_do(url):
         pass
     with pytest.raises(RemoteUnavailableError, match=r"Install s3fs|Protocol not known: nonsense"):
         stores.opened(url, check_owners=False).get("x", 1, LATER)
+
+
+def test_an_empty_object_is_refused_and_hides_no_other(cache, said, monkeypatch):
+    """S3 answers 416 to a range of an empty object; an empty index took the remote down."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    settings = Settings(f"memory://{uuid.uuid4().hex}", unsigned=True, timeout=20)
+    remote, read = Remote(settings), MemoryFileSystem.cat_file
+
+    def cat_file(self, path, start=None, end=None, **more):
+        if self.size(path) == 0:
+            raise OSError(errno.EINVAL, "The requested range is not satisfiable")
+        return read(self, path, start=start, end=end, **more)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    remote.put("sgljit-1/index.json", b"")
+    remote.publish_one(ONE, None)
+    assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) == cache
+    (warning,) = said()
+    assert "index.json is refused and not used: it is no index of archives" in warning
+
+
+def test_a_package_may_take_longer_to_import_than_a_server_to_answer(cache, said, tmp_path, monkeypatch):
+    """As on a cold disk: the time of a question is the server's."""
+    code = "import time\ntime.sleep(1)\nfrom fsspec.implementations.memory import MemoryFileSystem\n"
+    (tmp_path / "slow_package.py").write_text(f"{code}class Slow(MemoryFileSystem):\n    protocol = 'slow'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    fsspec.register_implementation("slow", "slow_package.Slow", clobber=True)
+    settings = Settings("slow://here", unsigned=True, timeout=0.9)
+    assert Session(Remote(settings)).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
+    assert said() == []
 
 
 def test_whatever_a_package_raises_is_tried_again_and_then_an_error(cache, said, monkeypatch, no_pauses):

@@ -83,6 +83,64 @@ def test_a_second_push_writes_what_is_new(run, filled, server):
     assert sorted(index.parse(server.objects[f"/{index.NAME}"])) == ["cpu-x86_64.moe", "cpu-x86_64.norm"]
 
 
+@pytest.fixture
+def other(tmp_path):
+    """Another builder's cache, with one artifact of a family that the first has pushed, and one of another core's."""
+    root = tmp_path / "other"
+    for one in (artifact(7), NORMS[0]):
+        put_in_place(one, root)
+    return root
+
+
+def archived(server):
+    content = server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"]
+    return {one.place: one.payload for one in objects.unpack(content, ()).artifacts}
+
+
+def payloads(*artifacts):
+    return {one.place: one.payload for one in artifacts}
+
+
+def test_a_push_of_another_builder_keeps_what_the_archive_has(run, filled, other, server):
+    run("push")
+    status, output = run("push", "--directory", other)
+    assert status == 0
+    assert "wrote the archive cpu-x86_64.norm: 4 artifacts" in output
+    assert archived(server) == payloads(*NORMS, artifact(7))
+    listed = index.parse(server.objects[f"/{index.NAME}"])["cpu-x86_64.norm"]
+    assert set(listed.artifacts) == archived(server).keys()
+    assert listed.size == len(server.objects[f"/{listed.object_name}"])
+    run("push", "--replace", "--directory", other)  # nothing stays
+    assert archived(server) == payloads(NORMS[0], artifact(7))
+
+
+def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
+    run, filled, other, server, key, tmp_path, monkeypatch
+):
+    """What a stranger has put there is left out; what another trusted key has signed keeps its signature."""
+    run("push", "norm")  # unsigned, so that it could be anybody's
+    monkeypatch.delenv("SGLJIT_REMOTE_UNSIGNED")
+    monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
+    status, _ = run("push", "norm", "--sign", key, "--directory", other)
+    assert status == 0
+    assert archived(server) == payloads(NORMS[0], artifact(7))
+    signing.new_key(tmp_path / "second").rename(key.parent / "trusted/second.pub")
+    run("push", "norm", "--sign", tmp_path / "second", "--directory", filled)
+    own = signing.public_keys([key.parent / "trusted/own.pub"])
+    content = server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"]
+    assert objects.unpack(content, own).artifacts == (artifact(7),)
+    assert archived(server) == payloads(*NORMS, artifact(7))
+
+
+def test_a_damaged_archive_is_written_anew(run, filled, other, server, said):
+    run("push", "norm")
+    server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"] = b"damaged"
+    status, _ = run("push", "norm", "--directory", other)
+    assert status == 0
+    assert archived(server) == payloads(NORMS[0], artifact(7))
+    assert "cpu-x86_64.norm.zip is refused and not used: it is no archive of artifacts" in said()[0]
+
+
 def test_families_and_targets_are_chosen(run, filled, server, tmp_path):
     other = artifact(1, target="sm_90a")
     put_in_place(other, filled)
