@@ -19,7 +19,7 @@ from torch import fx
 
 from . import attention, inductor, measured
 from .adapter import ADAPTER
-from .ops import functions, identity, loads
+from .ops import FAILED, TRIALS, functions, identity, lines, loads
 from .records import GRAPHS, Graph
 from .rewriting import rewrite
 
@@ -77,9 +77,14 @@ def sgljit(
     else:
         record.note = _CACHED
     has_regions = any(isinstance(child, fx.GraphModule) for child in module.children())
-    rewriting = functools.partial(_rewrite, ops, record, has_regions) if ops else None
-    depends = f"{identity(ops)} {record.only_measured} {attention.switches()}"
-    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, depends, functions(ops))
+    rewriting = functools.partial(_rewrite, record, has_regions) if ops else None
+    depends = f"{record.only_measured} {attention.switches()}"
+    make = functools.partial(_compiled, module, inputs, chosen, rewriting, depends)
+    compiled = make(ops)
+    while record.note == _CACHED and not FAILED.isdisjoint(ops):
+        # Their kernels were lost since the graph got into torch's caches. A warning has said why.
+        ops = {op: types for op, types in ops.items() if op not in FAILED}
+        compiled = make(ops)
     GRAPHS.append(record)
     ADAPTER.say(logging.INFO, "engine_graph", f"with {ADAPTER.versions()}: {record}")
     return compiled
@@ -87,6 +92,21 @@ def sgljit(
 
 _backend: Any = sgljit
 _backend.reset = inductor.reset  # torch.compiler.reset() calls it
+
+
+def _compiled(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    chosen: Mapping[str, Any],
+    rewriting: Callable[..., None] | None,
+    depends: str,
+    ops: Mapping[str, frozenset[str]],
+) -> Callable[..., Any]:
+    """The code of a graph with some ops, or that which torch's caches have."""
+    TRIALS.clear()
+    FAILED.clear()
+    rewrite = None if rewriting is None else functools.partial(rewriting, ops)
+    return inductor.compile_graph(module, inputs, chosen, rewrite, f"{identity(ops)} {depends}", functions(ops), lines)
 
 
 def _ops(chains: str | None, devices: Iterable[torch.device]) -> dict[str, frozenset[str]]:
@@ -97,6 +117,6 @@ def _ops(chains: str | None, devices: Iterable[torch.device]) -> dict[str, froze
     return loads(dict.fromkeys(sorted(ops), types) if types else {})
 
 
-def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool, graph: fx.Graph) -> None:
+def _rewrite(record: Graph, has_regions: bool, ops: Mapping[str, frozenset[str]], graph: fx.Graph) -> None:
     record.note = ""
     rewrite(graph, ops, record, has_regions)

@@ -226,7 +226,7 @@ def _put(
     """
     try:
         if node.meta["val"].device.type not in ops.get(op, ()):
-            raise Refused("switched off")
+            raise Refused(f"{op} cannot be built" if op in ADAPTER.lost else "switched off")
         if record.only_measured and (reason := why_not(op, shape)):
             raise Refused(reason)
         fuse()
