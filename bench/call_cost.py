@@ -6,7 +6,7 @@ rmsnorm of 1 x 64 float32 on the CPU, in nanoseconds: the op, the function that 
 
 Then the op by its name in ``torch.ops``, and as a node of a graph of torch.compile, beside ops of the same schema that
 do nothing: one in C++, registered with torch's stable ABI, and one in Python. A node's time is the difference between
-two graphs, by their numbers of nodes.
+two graphs, by their numbers of nodes. The status is 1 where the goal of the page is missed.
 
     python bench/call_cost.py [--output bench/results/call_cost.md]
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,11 +87,11 @@ def empty_ops() -> tuple[torch.library.Library, dict[str, Any]]:
     return library, {"native": packets.native.default, "python": packets.python.default}
 
 
-def graph(op: Callable[..., Any], nodes: int) -> Callable[..., None]:
+def graph(op: Any, nodes: int, call: str = "op(x, weight, out, 1e-6)", **options: Any) -> Callable[..., None]:
     """A compiled function of so many calls; each has code of its own, as torch.compile keeps a few graphs for one."""
     scope: dict[str, Any] = {"op": op}
-    exec("def f(x, weight, out):\n" + " op(x, weight, out, 1e-6)\n" * nodes, scope)
-    return torch.compile(scope["f"], fullgraph=True)
+    exec("def f(x, weight, out):\n" + f" {call}\n" * nodes, scope)
+    return torch.compile(scope["f"], fullgraph=True, **options)
 
 
 def by_name(mode: str, empty: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def by_name(mode: str, empty: dict[str, Any]) -> dict[str, Any]:
     return {"mode": mode, **eager, **nodes, "(op in a graph - exported) / native in a graph": ratio}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the page here as well")
     options = parser.parse_args()
@@ -124,13 +125,15 @@ def main() -> None:
     named = [by_name(mode, empty) for mode in MODES]
     note = (
         f"Nanoseconds of a call of rmsnorm, 1 x 64 float32 on the CPU: the best of {TURNS} turns of {CALLS} calls. "
-        f'"looked up" is `ops["norm"].rmsnorm(...)`. The goal is op / exported <= {LIMIT:.2f}.\n\n'
+        f'"looked up" is `ops["norm"].rmsnorm(...)`. The goal is op / exported <= {LIMIT:.2f} '
+        "where no gradients are wanted: in grad mode an op asks each tensor for them, too.\n\n"
         f"In torch.ops: the op by its name, and as a node of a graph of torch.compile. {library.ns} has ops of the "
         f'same schema that do nothing, "native" in C++ and "python" in Python.'
     )
     tables = {"": rows, "In torch.ops": named}
     print(results.write_results(options.output, "Cost of a call", tables, note=note))
+    return any(row["op / exported"] > LIMIT for row in rows if row["mode"] != "grad mode")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

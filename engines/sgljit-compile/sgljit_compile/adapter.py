@@ -1,4 +1,4 @@
-"""Which ops does the backend put into graphs, beside which versions of torch, and on which devices?"""
+"""Which ops does the backend put into graphs, and beside which versions of torch?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sgljit_engines import Adapter
 
-__all__ = ["ADAPTER", "DEVICES", "FAMILIES"]
+__all__ = ["ADAPTER", "FAMILIES"]
 
 ADAPTER = Adapter(
     distribution="sgljit-compile",
@@ -30,7 +30,3 @@ ADAPTER = Adapter(
 )
 
 FAMILIES: Mapping[str, str] = {op: family for family, ops in ADAPTER.ops.items() for op in ops}
-
-# The types of devices that a chain's op is used on unless ``options={"chains": ...}`` asks for it by name. On the CPU
-# the compiler's loops and ours move the same bytes, and a call from a graph costs more than a loop of one token.
-DEVICES: Mapping[str, frozenset[str]] = dict.fromkeys(FAMILIES, frozenset({"cuda"}))

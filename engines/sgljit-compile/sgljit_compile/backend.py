@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from . import attention, inductor
-from .adapter import ADAPTER, DEVICES
-from .ops import functions, identity, loads
+from . import attention, inductor, measured
+from .adapter import ADAPTER
+from .ops import FAILED, TRIALS, functions, identity, lines, loads
 from .records import GRAPHS, Graph
 from .rewriting import rewrite
 
@@ -32,7 +32,10 @@ _CACHED = (
 _GRADIENTS = "a graph with gradients stays the compiler's; call the model inside of torch.no_grad()"
 _ROUNDING = "emulate_precision_casts asks for roundings that a fused op does not make: nothing is put in"
 _JOINED = "post_grad_fusion_options moves results of matrix products, which the ops overwrite: nothing is put in"
-_OFF = "nothing is used on this device: the ops are for CUDA, and with options={'chains': 'on'} for the CPU, too"
+_OFF = (
+    f"nothing is used on this device: the ops were measured as faster on compute capability {measured.CHIP[0]}."
+    f"{measured.CHIP[1]} alone; options={{'chains': 'on'}} uses them on others and on the CPU, too"
+)
 
 
 def sgljit(
@@ -48,8 +51,8 @@ def sgljit(
         module, inputs: what torch.compile gives to a backend.
         mode: of torch.compile, such as "reduce-overhead".
         options: of inductor, and two more. ``chains``: which ops to use, as ``SGLJIT_ENGINES`` names them; without it
-            they are used on CUDA alone, and what it names is used on any device. ``mode``: as the argument, since
-            torch.compile takes no mode beside options.
+            they are used where they were measured as faster, and what it names is used on any device and shape.
+            ``mode``: as the argument, since torch.compile takes no mode beside options.
 
     Raises:
         sgljit_core.errors.ConfigError: ``chains`` or ``SGLJIT_ENGINES`` names what no adapter has.
@@ -60,8 +63,9 @@ def sgljit(
         **inductor.mode_options(own["mode"]),
         **{n.replace("-", "_"): x for n, x in (options or {}).items() if n not in own},
     }
-    record = Graph(device=", ".join(sorted({x.device.type for x in inputs if isinstance(x, torch.Tensor)})))
-    ops = _ops(own["chains"], record.device.split(", "))
+    devices = {x.device for x in inputs if isinstance(x, torch.Tensor)}
+    record = Graph(", ".join(sorted({device.type for device in devices})), only_measured=own["chains"] is None)
+    ops = _ops(own["chains"], devices)
     if not ops:
         record.note = _OFF
     elif inductor.wants_gradients(inputs):
@@ -73,9 +77,14 @@ def sgljit(
     else:
         record.note = _CACHED
     has_regions = any(isinstance(child, fx.GraphModule) for child in module.children())
-    rewriting = functools.partial(_rewrite, ops, record, has_regions) if ops else None
-    depends = f"{identity(ops)} {attention.switches()}"
-    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, depends, functions(ops))
+    rewriting = functools.partial(_rewrite, record, has_regions) if ops else None
+    depends = f"{record.only_measured} {attention.switches()}"
+    make = functools.partial(_compiled, module, inputs, chosen, rewriting, depends)
+    compiled = make(ops)
+    while record.note == _CACHED and not FAILED.isdisjoint(ops):
+        # Their kernels were lost since the graph got into torch's caches. A warning has said why.
+        ops = {op: types for op, types in ops.items() if op not in FAILED}
+        compiled = make(ops)
     GRAPHS.append(record)
     ADAPTER.say(logging.INFO, "engine_graph", f"with {ADAPTER.versions()}: {record}")
     return compiled
@@ -85,14 +94,29 @@ _backend: Any = sgljit
 _backend.reset = inductor.reset  # torch.compiler.reset() calls it
 
 
-def _ops(chains: str | None, devices: Sequence[str]) -> dict[str, frozenset[str]]:
+def _compiled(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    chosen: Mapping[str, Any],
+    rewriting: Callable[..., None] | None,
+    depends: str,
+    ops: Mapping[str, frozenset[str]],
+) -> Callable[..., Any]:
+    """The code of a graph with some ops, or that which torch's caches have."""
+    TRIALS.clear()
+    FAILED.clear()
+    rewrite = None if rewriting is None else functools.partial(rewriting, ops)
+    return inductor.compile_graph(module, inputs, chosen, rewrite, f"{identity(ops)} {depends}", functions(ops), lines)
+
+
+def _ops(chains: str | None, devices: Iterable[torch.device]) -> dict[str, frozenset[str]]:
     """The ops to use, each with the types of devices to use it on."""
     ops = ADAPTER.start("on" if chains is None else chains)
-    on = {op: DEVICES[op] if chains is None else frozenset({"cpu", "cuda"}) for op in ops}
-    on = {op: frozenset(on[op].intersection(devices)) for op in sorted(ops)}
-    return loads({op: types for op, types in on.items() if types})
+    asked = (device for device in devices if chains is not None or measured.is_measured(device))
+    types = frozenset({"cpu", "cuda"}.intersection(device.type for device in asked))
+    return loads(dict.fromkeys(sorted(ops), types) if types else {})
 
 
-def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool, graph: fx.Graph) -> None:
+def _rewrite(record: Graph, has_regions: bool, ops: Mapping[str, frozenset[str]], graph: fx.Graph) -> None:
     record.note = ""
     rewrite(graph, ops, record, has_regions)

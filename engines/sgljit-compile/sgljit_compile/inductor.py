@@ -28,6 +28,7 @@ __all__ = [
     "keeps_roundings",
     "mode_options",
     "reset",
+    "unset_fake_temporarily",
     "wants_gradients",
     "writing",
 ]
@@ -68,18 +69,20 @@ class _DirectCalls(_SchedulerPass):  # type: ignore[misc]
     PyTorch's dispatcher costs several times the call itself. The functions check what it would.
     """
 
-    def __init__(self, functions: Mapping[Any, str]) -> None:
-        self.functions = functions
+    def __init__(self, functions: Mapping[Any, str], lines: Callable[[], Sequence[str]]) -> None:
+        self.functions, self.lines = functions, lines
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         graph: Any = V.graph  # untyped
         if graph.cpp_wrapper or graph.fx_wrapper:
             return nodes
+        lines = self.lines()
         for kernel in (node.node for node in nodes):
             name = self.functions.get(getattr(kernel, "op_overload", None))
             if name is not None:
                 module, _, function = name.rpartition(".")
-                graph.wrapper_code.add_import_once(f"from {module} import {function} as {_PREFIX}{function}")
+                for line in (f"from {module} import {function} as {_PREFIX}{function}", *lines):
+                    graph.wrapper_code.add_import_once(line)
                 kernel.set_python_kernel_name(f"{_PREFIX}{function}")
         return nodes
 
@@ -104,6 +107,7 @@ def compile_graph(
     rewrite: Rewrite | None,
     identity: str,
     functions: Mapping[Any, str],
+    lines: Callable[[], Sequence[str]],
 ) -> Callable[..., Any]:
     """The code of inductor for a graph of torch.compile.
 
@@ -113,6 +117,7 @@ def compile_graph(
         rewrite: called with each graph for inference that inductor makes of it, in ATen ops without writes.
         identity: what ``rewrite`` depends on beside the files of this package.
         functions: by overload, the function to call in its place, with its module. It takes the same arguments.
+        lines: of code that runs when a graph with such a function is loaded; asked for after ``rewrite``.
     """
     options = dict(options)
     if rewrite is not None:
@@ -120,7 +125,7 @@ def compile_graph(
         options[_OPTION] = _Pass(rewrite, identity, _several(others))
         # There can be one such pass. Beside the user's own, ops are called by the dispatcher.
         if options.get(_SCHEDULER_OPTION, getattr(config, _SCHEDULER_OPTION)) is None:
-            options[_SCHEDULER_OPTION] = _DirectCalls(functions)
+            options[_SCHEDULER_OPTION] = _DirectCalls(functions, lines)
     return inductor_compile(module, list(inputs), options=options)  # type: ignore[no-any-return]
 
 

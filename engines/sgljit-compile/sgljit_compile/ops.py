@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +17,23 @@ from sgljit_engines.kernels import MOST_ELEMENTS, try_rows
 from .adapter import ADAPTER, FAMILIES
 from .graphs import Refused, is_known
 
-__all__ = ["ADD_NORM", "HEADS", "ROUTING", "SORTING", "WINDOW", "functions", "identity", "loads", "overload", "works"]
+__all__ = [
+    "ADD_NORM",
+    "FAILED",
+    "HEADS",
+    "ROUTING",
+    "SORTING",
+    "TRIALS",
+    "WINDOW",
+    "Trial",
+    "functions",
+    "identity",
+    "lines",
+    "loads",
+    "overload",
+    "passes",
+    "works",
+]
 
 # By whether another norm is before the addition, and whether the norms multiply by 1 + weight.
 ADD_NORM: Mapping[tuple[bool, bool], str] = {
@@ -51,6 +68,9 @@ _BY_ROWS = {"cuda"}  # devices where the number of rows chooses the kernel
 
 _answers: dict[tuple[Any, ...], dict[Any, bool]] = {}
 
+TRIALS: list[Trial] = []  # of the ops that were put into the graphs of a compilation
+FAILED: set[str] = set()  # ops whose trial failed when a graph was loaded
+
 
 def overload(op: str) -> Any:
     """The ``torch.library`` op of an op's function, which is its one overload."""
@@ -63,6 +83,15 @@ def overload(op: str) -> Any:
 def functions(ops: Iterable[str]) -> dict[Any, str]:
     """By overload, the name of an op's Python function in ``sgljit_compile.calls``."""
     return {overload(op): f"{__package__}.calls.{op}" for op in ops}
+
+
+def lines() -> list[str]:
+    """What the code of a graph does when it is loaded: it makes the trials of its ops.
+
+    Torch's caches may have a graph whose kernels are lost, and it cannot do without them later.
+    """
+    trials = dict.fromkeys(trial.literal() for trial in TRIALS)
+    return [f"from {__package__}.calls import check as sgljit_check", *(f"sgljit_check{text}" for text in trials)]
 
 
 def loads(ops: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
@@ -95,6 +124,49 @@ def identity(ops: Mapping[str, frozenset[str]]) -> str:
     return " ".join(f"{overload(op)} {sorted(devices)}" for op, devices in sorted(ops.items()))
 
 
+class Like(NamedTuple):
+    """What a graph knows of a tensor before it runs; None for a size or a stride that it does not know."""
+
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...]
+    dtype: str
+    device: str
+
+    def with_rows(self, most: int) -> tuple[list[int], list[int]]:
+        """Sizes and strides with so many rows at most, and with as many for each size that is not known."""
+        first, *rest = (most if size is None else size for size in self.sizes)
+        is_weight = len(self.sizes) == 1 and "float" in self.dtype
+        sizes = [first if is_weight else min(first, most), *rest]
+        dense = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        return sizes, dense if None in self.strides else [stride or 0 for stride in self.strides]
+
+    def extent(self, most: int) -> int:
+        """Elements from the first to the last; what lies between rows is memory, too."""
+        return max(0, 1 + sum((size - 1) * stride for size, stride in zip(*self.with_rows(most), strict=True)))
+
+
+class Trial(NamedTuple):
+    """A call that says whether an op may be in a graph: ``arguments`` has a ``Like`` for each tensor."""
+
+    op: str
+    kind: tuple[str, ...]
+    arguments: dict[str, Any]
+    most: int | None
+
+    @property
+    def likes(self) -> list[Like]:
+        return [x for x in self.arguments.values() if isinstance(x, Like)]
+
+    def literal(self) -> str:
+        """Python's literal of it, which ``from_literal`` takes."""
+        arguments = {name: tuple(x) if isinstance(x, Like) else x for name, x in self.arguments.items()}
+        return repr((*self[:2], arguments, self.most))
+
+    @classmethod
+    def from_literal(cls, op: str, kind: tuple[str, ...], arguments: dict[str, Any], most: int | None) -> Trial:
+        return cls(op, kind, {name: Like(*x) if isinstance(x, tuple) else x for name, x in arguments.items()}, most)
+
+
 def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: int | None = None) -> bool:
     """Whether an op takes tensors of the strides and dtypes of these fake ones; what must be built for it is built.
 
@@ -105,63 +177,61 @@ def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any], most: in
         most: the rows of a tensor that has more, or whose number is not known. By default a GPU gets as many rows as
             the graph has, or few and many where their number is not known: a graph cannot do without the op later.
     """
-    limit = _ROWS if most is None else most
-    signature: tuple[Any, ...] = tuple(
-        (name, _layout(x, limit) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items()
-    )
-    call = functools.partial(_try, op, arguments, limit)
-    rows = arguments.get("q", next(x for x in arguments.values() if isinstance(x, torch.Tensor)))
-    if most is None and rows.device.type in _BY_ROWS:
-        call = functools.partial(_try_all, op, arguments, rows)
-        signature += (rows.shape[0] if is_known(rows.shape[0]) else None,)
-    return ADAPTER.attempt_once(op, call, _answers.setdefault(signature, {}), (op, *kind))
+    likes = {name: _like(x) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+    trial = Trial(op, tuple(str(part).removeprefix("torch.") for part in kind), likes, most)
+    if ran := passes(trial):
+        TRIALS.append(trial)
+    return ran
 
 
-def _layout(x: torch.Tensor, most: int) -> tuple[Any, ...]:
-    return (*_sizes(x, most), *_strides(x, most), x.dtype, x.device)
-
-
-def _sizes(x: torch.Tensor, most: int) -> list[int]:
-    first, *rest = (size if is_known(size) else most for size in x.shape)
-    is_weight = x.dim() == 1 and x.dtype.is_floating_point
-    return [first if is_weight else min(first, most), *rest]
-
-
-def _strides(x: torch.Tensor, most: int) -> list[int]:
-    if all(is_known(stride) for stride in x.stride()):
-        return list(x.stride())
-    strides, step = list[int](), 1
-    for size in reversed(_sizes(x, most)):
-        strides.insert(0, step)
-        step *= size
-    return strides
-
-
-def _try_all(op: str, arguments: Mapping[str, Any], like: torch.Tensor) -> None:
-    """``_try`` with as many rows as a tensor has, or with few and many."""
-    tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
-
-    def elements(rows: int) -> int:
-        return max(_extent(x, rows) for x in tensors)
-
-    def call(rows: int) -> None:
-        if rows == 1:
-            _try(op, arguments, rows)
-        elif elements(rows) <= MOST_ELEMENTS:
-            with contextlib.suppress(Refused):  # no memory is left for so many
-                _try(op, arguments, rows)
-
-    if all(is_known(size) for x in tensors for size in x.shape):
-        row = max(1, elements(2) - elements(1))
-        _try(op, arguments, max(1, min(like.shape[0], MOST_ELEMENTS // row)))
+def passes(trial: Trial) -> bool:
+    """Whether the call of a trial runs; it is made once in a process."""
+    op, likes = trial.op, trial.likes
+    rows = trial.arguments.get("q", likes[0])
+    if trial.most is None and torch.device(rows.device).type in _BY_ROWS:
+        signature: tuple[Any, ...] = tuple(trial.arguments.items())
+        call = functools.partial(_try_all, op, trial.arguments, rows)
     else:
-        try_rows(call, 1, like.device.type)
+        limit = _ROWS if trial.most is None else trial.most
+        signature = tuple((n, _of_rows(x, limit) if isinstance(x, Like) else x) for n, x in trial.arguments.items())
+        call = functools.partial(_try, op, trial.arguments, limit)
+    return ADAPTER.attempt_once(op, call, _answers.setdefault(signature, {}), (op, *trial.kind))
+
+
+def _like(x: torch.Tensor) -> Like:
+    sizes, strides = (tuple(n if is_known(n) else None for n in some) for some in (x.shape, x.stride()))
+    return Like(sizes, strides, str(x.dtype).removeprefix("torch."), str(x.device))
+
+
+def _of_rows(like: Like, most: int) -> tuple[Any, ...]:
+    return (*map(tuple, like.with_rows(most)), *like[2:])
+
+
+def _try_all(op: str, arguments: Mapping[str, Any], rows: Like) -> None:
+    """``_try`` with as many rows as a tensor has, or with few and many."""
+    likes = [x for x in arguments.values() if isinstance(x, Like)]
+
+    def elements(number: int) -> int:
+        return max(like.extent(number) for like in likes)
+
+    def call(number: int) -> None:
+        if number == 1:
+            _try(op, arguments, number)
+        elif elements(number) <= MOST_ELEMENTS:
+            with contextlib.suppress(Refused):  # no memory is left for so many
+                _try(op, arguments, number)
+
+    if any(None in like.sizes for like in likes):
+        try_rows(call, 1, torch.device(rows.device).type)
+    else:
+        row = max(1, elements(2) - elements(1))
+        _try(op, arguments, max(1, min(rows.with_rows(MOST_ELEMENTS)[0][0], MOST_ELEMENTS // row)))
 
 
 def _try(op: str, arguments: Mapping[str, Any], most: int) -> None:
     """Call an op on real tensors like some fake ones. Indices are zeros; so no more than their first row is read."""
     try:
-        samples = {name: _sample(x, most) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+        samples = {name: _sample(x, most) if isinstance(x, Like) else x for name, x in arguments.items()}
         getattr(families[FAMILIES[op]], op)(**samples)
     except ValueError as error:  # rows that share memory
         raise TensorMatchError(str(error)) from error
@@ -169,12 +239,6 @@ def _try(op: str, arguments: Mapping[str, Any], most: int) -> None:
         raise Refused("no memory was left to try it") from error
 
 
-def _sample(x: torch.Tensor, most: int) -> torch.Tensor:
-    memory = torch.zeros(_extent(x, most), dtype=x.dtype, device=x.device)
-    return memory.as_strided(_sizes(x, most), _strides(x, most))
-
-
-def _extent(x: torch.Tensor, most: int) -> int:
-    """Elements from the first to the last; what lies between rows is memory, too."""
-    pairs = zip(_sizes(x, most), _strides(x, most), strict=True)
-    return max(0, 1 + sum((size - 1) * stride for size, stride in pairs))
+def _sample(like: Like, most: int) -> torch.Tensor:
+    memory = torch.zeros(like.extent(most), dtype=getattr(torch, like.dtype), device=like.device)
+    return memory.as_strided(*like.with_rows(most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import fx
@@ -11,6 +12,7 @@ from . import add_norm, attention, counters, experts, heads, routing, sinks, sor
 from .adapter import ADAPTER
 from .graphs import Refused, needs
 from .heads import Heads, Tables
+from .measured import Shape, why_not
 from .norms import norms
 from .ops import HEADS, ROUTING, SORTING, WINDOW
 from .records import Graph
@@ -89,7 +91,9 @@ def _pair(
     for stores in (store, None) if store is not None else (None,):
         op = HEADS[q.norm is not None, stores is not None]
         fuse = functools.partial(heads.fuse, graph, q, k, stores, tables)
-        if _put(ops, record, op, heads.kind_of(q, k), q.source, fuse):
+        batch, tokens, _, size = q.sizes()
+        shape = Shape(batch * tokens, size, q.source.meta["val"].dtype)
+        if _put(ops, record, op, heads.kind_of(q, k), q.source, shape, fuse):
             return
 
 
@@ -106,7 +110,8 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
             continue
         first = firsts.get(norm.out)
         fuse = functools.partial(add_norm.fuse, graph, norm, first)
-        if _put(ops, record, add_norm.op_of(norm, first), add_norm.kind_of(norm), norm.x, fuse):
+        op, kind = add_norm.op_of(norm, first), add_norm.kind_of(norm)
+        if _put(ops, record, op, kind, norm.x, _rows_of(norm.x), fuse):
             replaced.add(norm.x)
             alone -= {first.out} if first is not None else set()
     if alone:
@@ -150,7 +155,9 @@ def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
         if v is None:
             record.left[ADAPTER.parts[WINDOW], "keys and values are not side by side"] += 1
             continue
-        _put(ops, record, WINDOW, windows.kind_of(k), k.cache, functools.partial(windows.fuse, graph, k, v))
+        cache, fuse = k.cache.meta["val"], functools.partial(windows.fuse, graph, k, v)
+        shape = Shape(cache.shape[0], cache[0].numel(), cache.dtype)
+        _put(ops, record, WINDOW, windows.kind_of(k), k.cache, shape, fuse)
 
 
 def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
@@ -171,14 +178,22 @@ def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph)
     """Fuse the order of the experts of each choice, whose ids must still be of a topk."""
     for one in sorting.sortings(graph):
         fuse = functools.partial(sorting.fuse, graph, one)
-        _put(ops, record, SORTING, sorting.kind_of(one), one.ids, fuse)
+        ids = one.ids.meta["val"]
+        shape = Shape(ids.shape[0], one.experts, ids.dtype)
+        _put(ops, record, SORTING, sorting.kind_of(one), one.ids, shape, fuse)
 
 
 def _routings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Fuse each choice of experts."""
     for one in routing.routings(graph):
         fuse = functools.partial(routing.fuse, graph, one)
-        _put(ops, record, ROUTING, routing.kind_of(one), one.gates, fuse)
+        _put(ops, record, ROUTING, routing.kind_of(one), one.gates, _rows_of(one.gates), fuse)
+
+
+def _rows_of(node: fx.Node) -> Shape:
+    """The rows of a value along its last dimension."""
+    tensor = node.meta["val"]
+    return Shape(math.prod(tensor.shape[:-1]), tensor.shape[-1], tensor.dtype)
 
 
 def _note(record: Graph, part: str, why: str = "") -> None:
@@ -199,6 +214,7 @@ def _put(
     op: str,
     kind: tuple[object, ...],
     node: fx.Node,
+    shape: Shape,
     fuse: Callable[[], object],
 ) -> bool:
     """Put an op in the place of a chain, by ``fuse``; whether it is there. The record gets it, or why it is not.
@@ -206,10 +222,13 @@ def _put(
     Args:
         kind: what ``report`` calls such a chain.
         node: a value of the chain, on its device.
+        shape: what the table of ``measured`` is asked for.
     """
     try:
         if node.meta["val"].device.type not in ops.get(op, ()):
-            raise Refused("switched off")
+            raise Refused(f"{op} cannot be built" if op in ADAPTER.lost else "switched off")
+        if record.only_measured and (reason := why_not(op, shape)):
+            raise Refused(reason)
         fuse()
     except Refused as refused:
         record.left[ADAPTER.parts[op], str(refused)] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -261,10 +262,45 @@ def test_an_op_without_a_kernel_for_so_many_rows_is_left_to_the_compiler(monkeyp
     assert len([r for r in caplog.records if r.levelname == "WARNING" and "sgljit" in r.name]) == 1
 
 
+def test_numbers_of_rows_that_are_known_and_not_have_trials_of_their_own(tried, monkeypatch):
+    """Of tensors whose first size is 1, too, such as heads [1, heads, tokens, size]."""
+    monkeypatch.setattr(ops, "try_rows", lambda call, size, device: call(1))
+    monkeypatch.setattr(ops, "is_known", lambda size: size != 65)
+    for tokens in (64, 65, 66):
+        heads = torch.empty(1, 2, tokens, 8, device="meta")
+        assert ops.works("apply_rope_inplace", (8,), {"q": heads, "k": heads})
+    assert len(tried) == 3
+
+
+def test_a_trial_is_a_literal_of_python(tried):
+    rows = torch.empty_strided((3, 72), (144, 1), dtype=torch.bfloat16, device="meta")
+    ops.TRIALS.clear()
+    assert ops.works("fused_add_rmsnorm", (72, rows.dtype, rows.device), added(rows))
+    assert len(tried) == 1
+    (trial,) = ops.TRIALS
+    assert ops.Trial.from_literal(*ast.literal_eval(trial.literal())) == trial
+    _, line = ops.lines()
+    assert line.startswith(
+        "sgljit_check('fused_add_rmsnorm', ('72', 'bfloat16', 'meta'), {'input': ((3, 72), (144, 1),"
+    )
+    calls.check(*ast.literal_eval(trial.literal()))
+    assert len(tried) == 1, "a trial is made once in a process"
+
+
+def test_a_graph_of_torchs_caches_names_the_ops_that_fail(monkeypatch):
+    def fail(*_args):
+        raise ArtifactLoadError("no compiler")
+
+    ops.FAILED.clear()
+    monkeypatch.setattr(ops, "_try", fail)
+    calls.check("fused_add_rmsnorm", ("72",), {"input": ((3, 72), (72, 1), "float32", "cpu"), "eps": 1e-6}, None)
+    assert {"fused_add_rmsnorm"} == ops.FAILED
+
+
 def test_what_attention_may_run_on_is_in_the_key_of_torchs_caches(monkeypatch):
     identities = []
 
-    def compile_graph(module, inputs, options, rewrite, identity, functions):
+    def compile_graph(module, inputs, options, rewrite, identity, *_):
         identities.append(identity)
         return module.forward
 
@@ -478,3 +514,48 @@ def test_a_graph_from_torchs_caches_has_the_ops(tmp_path):
     texts = [line for line in done.stdout.splitlines() if " | " in line]
     assert texts[0].startswith("cpu: 1 x add + norm | cpu: 1 x qk-norm + rope + store")
     assert texts[1].count("a graph from torch's caches") == 2
+
+
+@pytest.mark.slow
+def test_a_graph_whose_kernels_were_lost_is_compiled_anew(tmp_path):
+    """Its code tries them when it is loaded, before its first step: with none, the engine goes on with a warning."""
+    code = """
+        import os, sys
+        import torch, sgljit_compile
+        from sgljit_compile import ops
+        from sgljit_compile.tests.test_norms import Norm, block, inputs
+        from sgljit_core.errors import ArtifactLoadError
+
+        plain, tried = ops._try, []
+
+        def forbid(*_):
+            raise ArtifactLoadError("planted")
+
+        def count(*arguments):
+            tried.append(arguments)
+            plain(*arguments)
+
+        def compare(trial):
+            ops._try = trial
+            function, arguments = block(Norm()), inputs()
+            with torch.no_grad():
+                call = torch.compile(function, backend="sgljit", options={"chains": "on"})
+                torch.testing.assert_close(call(*arguments), function(*arguments), rtol=1e-5, atol=1e-5)
+            print("RESULT", len(tried), sgljit_compile.explain()[-1], flush=True)
+
+        for trial in (count, forbid, count):
+            if os.fork() == 0:
+                compare(trial)
+                os._exit(0)
+            assert os.wait()[1] == 0
+    """
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third = (line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    assert first == "RESULT 1 cpu: 1 x add + norm"
+    assert second == "RESULT 0 cpu: nothing on ops of ours; 1 x add + norm left: fused_add_rmsnorm cannot be built"
+    assert third.startswith("RESULT 1 a graph from torch's caches"), "it is tried, and used"
+    assert done.stderr.count("fused_add_rmsnorm failed") == 1

@@ -153,7 +153,8 @@ def test_cuda_graphs(since):
     net, ids = model("qwen3", device="cuda"), prompt(1, device="cuda")
     expected, _ = decoded(net, net, ids, steps=6)
     torch.compiler.reset()
-    call = torch.compile(net, backend="sgljit", mode="reduce-overhead", fullgraph=True)
+    options = {"chains": "on", "mode": "reduce-overhead"}
+    call = torch.compile(net, backend="sgljit", options=options, fullgraph=True)
     actual, _ = decoded(lambda *args, **kwargs: _copied(call(*args, **kwargs)), net, ids, steps=6)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert all(found == MODELS["qwen3"][2] for found in chains(since))

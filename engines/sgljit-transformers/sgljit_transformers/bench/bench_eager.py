@@ -11,6 +11,7 @@ it, with a static cache.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -42,22 +43,31 @@ TINY = {
     }
 }
 
+# Sizes of a type of models beside these.
+SPECIAL: dict[str, dict[str, int]] = {
+    "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 2048},
+}
+
+ALONE, OURS = "eager", "sgljit"
+KINDS = ("hidden norms", "q and k norms", "rotations", "activations")  # of Qwen3
 COMPILED = {"torch.compile": "", "torch.compile, sgljit": "all"}
 
 NOTE = """
-Qwen3 in {dtype} with random weights, written as layers x hidden size. Milliseconds, the median of {repeats} runs, by
+Models in {dtype} with random weights, as type, layers x hidden size. Milliseconds, the median of {repeats} runs, by
 the clock. Prefill is one forward of {batch} prompts of {prompt} tokens; decode is a token of one user after {prompt}
 tokens, the mean of {tokens} tokens in a row. In brackets: eager's time divided by this one's.
 "eager" is the model alone, and "torch.compile" is `torch.compile(model)` with a static cache in decode.
-"hidden norms", "q and k norms", "rotations" and "activations" are eager with this kind of layer alone on sgljit's op.
+"hidden norms", "q and k norms", "rotations" and "activations" are eager with this kind of layer alone on sgljit's op,
+for Qwen3.
 The columns before torch.compile's are measured by turns, in {rounds} rounds, as another program may disturb the host.
 """
 
 
-def make(size: dict[str, int], device: str, dtype: torch.dtype) -> Any:
-    """A Qwen3 with random weights."""
+def make(size: dict[str, int], device: str, dtype: torch.dtype, model: str = "qwen3") -> Any:
+    """A model with random weights, of a type as transformers names it."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model("qwen3", **{**_COMMON, **size}, use_cache=True)
+    config = transformers.AutoConfig.for_model(model, **{**_COMMON, **size, **SPECIAL.get(model, {})}, use_cache=True)
     auto: Any = transformers.AutoModelForCausalLM  # untyped
     with torch.device(device):
         return auto.from_config(config, dtype=dtype).eval()
@@ -67,17 +77,14 @@ def make(size: dict[str, int], device: str, dtype: torch.dtype) -> Any:
 def on_sgljit(model: Any, kinds: str) -> Iterator[None]:
     """The layers of some kinds on sgljit's ops; the model's own again afterwards."""
     attentions = [layer.self_attn for layer in model.model.layers]
+    norms = ("input_layernorm", "post_attention_layernorm")
     parts = {
         "": [],
         "all": [model],
         "q and k norms": attentions,
         "rotations": attentions,
         "activations": [layer.mlp for layer in model.model.layers],
-        "hidden norms": [
-            model.model.norm,
-            *(layer.input_layernorm for layer in model.model.layers),
-            *(layer.post_attention_layernorm for layer in model.model.layers),
-        ],
+        "hidden norms": [model.model.norm, *(getattr(layer, n) for layer in model.model.layers for n in norms)],
     }[kinds]
     with ExitStack() as stack:
         for part in parts:
@@ -146,12 +153,12 @@ def models(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """The rows of whole models, after each step: torch.compile takes minutes, and may be cut short."""
     rows: list[dict[str, Any]] = []
     compiled = [] if options.compiled == [] else list(COMPILED)  # the columns
-    for name, size in chosen(options).items():
-        model = make(size, options.device, options.dtype)
+    for kind, (size_name, size) in itertools.product(options.models, chosen(options).items()):
+        model, name = make(size, options.device, options.dtype, kind), f"{kind}, {size_name}"
         several: dict[tuple[str, str], list[float]] = {}
         for _ in range(options.rounds):
-            for label in ("eager", "sgljit", "hidden norms", "q and k norms", "rotations", "activations"):
-                kinds = {"eager": "", "sgljit": "all"}.get(label, label)
+            for label in (ALONE, OURS, *(KINDS if kind == "qwen3" else ())):
+                kinds = {ALONE: "", OURS: "all"}.get(label, label)
                 with on_sgljit(model, kinds):
                     several.setdefault(("prefill", label), []).append(prefill(model, options, model))
                     several.setdefault(("decode", label), []).append(decode(model, options, model, static=False))
@@ -160,7 +167,7 @@ def models(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             times[phase][label] = statistics.median(each)
         yield [*rows, *_rows(name, times, compiled)]
         for label, kinds in COMPILED.items():
-            if options.compiled is not None and name not in options.compiled:
+            if options.compiled is not None and size_name not in options.compiled:
                 continue
             torch.compiler.reset()
             with on_sgljit(model, kinds):
@@ -174,9 +181,8 @@ def models(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 def _rows(name: str, times: dict[str, dict[str, float]], compiled: list[str]) -> Iterator[dict[str, Any]]:
     for phase, columns in times.items():
-        eager = columns["eager"]
-        labels = (*columns, *(label for label in compiled if label not in columns))
-        cells = {label: _cell(eager, columns.get(label)) for label in labels}
+        eager = columns[ALONE]
+        cells = {label: _cell(eager, columns.get(label)) for label in (ALONE, OURS, *KINDS, *compiled)}
         yield {"model": name, "phase": phase, **cells, "eager": f"{eager:.2f}"}
 
 
@@ -185,7 +191,7 @@ def _cell(eager: float, value: float | None) -> str:
 
 
 def layers(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one layer: microseconds of a call, host included."""
+    """The rows of one layer of Qwen3: microseconds of a call, host included."""
     rows = []
     for name, size in chosen(options).items():
         config = {**_COMMON, **size}
@@ -226,6 +232,7 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try the script")
+    parser.add_argument("--models", nargs="*", default=["qwen3"], help="types, such as llama gemma3_text qwen3_moe")
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), help="the sizes to measure; by default all")
     parser.add_argument("--compiled", nargs="*", help="the sizes that torch.compile is measured for; all, or none")
     parser.add_argument("--batch", type=int, default=4, help="prompts of a prefill")
@@ -237,7 +244,7 @@ def main(arguments: list[str] | None = None) -> str:
     options = parser.parse_args(arguments)
     note = NOTE.format(**vars(options) | {"dtype": str(options.dtype).removeprefix("torch.")})
     note += f"\ntransformers {transformers.__version__}, sgljit-transformers {sgljit_transformers.__version__}. "
-    note += "The second table is one layer alone: microseconds of a call, host included, the best of three turns."
+    note += "The second table is one layer of Qwen3: microseconds of a call, host included, the best of three turns."
     page = ""
     with torch.no_grad():
         of_layers = layers(options)

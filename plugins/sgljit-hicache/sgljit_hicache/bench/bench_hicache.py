@@ -4,6 +4,7 @@
 
 ``--peers`` names a folder with a ``peers.py`` that offers other kernels; without it those columns are missing. Tables:
 
+call        one call of 64 rows from Python, not from a graph, until the device has finished: microseconds
 rows        one layer, K and V, rows of 2048 bytes: GB/s one way, and the chosen launch
 link        between device and host: rows and pools of many sizes, at random places, in order, and in pages
 sizes       32 MiB of each cache in rows of other sizes, 576 bytes (one cache) among them
@@ -12,8 +13,8 @@ large       pools of 16 GiB of K and of V, as one layer and as 61
 gemm        the slowdown of a bfloat16 matrix product by a concurrent transfer, the default and a quiet one, also
             compared with a peer's default, with the interval of the median; and the rate of the transfer
 
-Transfers are replayed from CUDA graphs; each call of a graph takes other rows, together more than the last cache and
-than all translations of addresses. ``--output`` gets hicache.md, the numbers as hicache.json, and plots; ``--draw``
+All but "call" are replayed from CUDA graphs; each call of a graph takes other rows, together more than the last cache
+and than all translations of addresses. ``--output`` gets hicache.md, the numbers as hicache.json, and plots; ``--draw``
 makes the plots from such a file. ``--quick`` takes fewer samples.
 """
 
@@ -36,6 +37,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_hicache.plugin import FAMILY
+from sgljit_tools.benchmark import run_benchmark
 from sgljit_tools.benchmark.results import to_markdown, write_plot, write_results
 
 from .workload import (
@@ -157,6 +159,24 @@ class Bench:
         row["a launch a layer"], _ = found.pop("a launch a layer")
         row["addresses on the device"], row["its launch"] = found.pop("addresses on the device")
         return row | {name: rate for name, (rate, _) in found.items()}
+
+
+def table_call(bench: Bench) -> list[Row]:
+    """A call of 64 rows with the host's part, by direction, in turns."""
+    rows = []
+    for direction in DIRECTIONS:
+        work = make_workload(make_pools(direction), 64)
+        check(ours, work)
+        runs = {"ours": ours, **bench.peers(ROW_BYTES)}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for name in list(runs) * ROUNDS:
+            median, *_ = run_benchmark(runs[name], work.calls, device="cuda", graph=False, seconds=bench.seconds)
+            times[name].append(median)
+        found = {name: min(of) for name, of in times.items()}
+        others = [time for name, time in found.items() if name != "ours"]
+        ratio = found["ours"] / min(others) if others else math.nan
+        rows.append({"direction": direction, "rows": "64", **found, "ours / best peer": ratio})
+    return rows
 
 
 def table_rows(bench: Bench) -> list[Row]:
@@ -338,6 +358,7 @@ def table_gemm(bench: Bench) -> list[Row]:
 
 
 TABLES = {
+    "call": (table_call, f"One call of 64 rows of {ROW_BYTES} bytes from Python, in microseconds"),
     "rows": (table_rows, "One layer, K and V, rows of 2048 bytes at random places"),
     "link": (table_link, "Between device and host, K and V: rows and pools of many sizes"),
     "sizes": (table_sizes, "Other row sizes, 32 MiB of each cache"),
