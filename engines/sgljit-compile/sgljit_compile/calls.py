@@ -1,4 +1,4 @@
-"""What the code of a compiled graph imports: the functions of ops by their names, and the trials of their kernels."""
+"""Imports of a compiled graph's code: the functions of ops by their names, and the trials of their kernels."""
 
 from __future__ import annotations
 
