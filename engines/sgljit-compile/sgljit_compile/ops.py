@@ -86,7 +86,7 @@ def functions(ops: Iterable[str]) -> dict[Any, str]:
 
 
 def lines() -> list[str]:
-    """Make the trials of a graph's ops, when its code is loaded.
+    """Code of a graph that makes the trials of its ops, when it is loaded.
 
     Torch's caches may have a graph whose kernels are lost, and it cannot do without them later.
     """
