@@ -14,17 +14,17 @@ class Graph:
 
     Attributes:
         device: the type of its device, such as "cuda".
-        only_measured: whether a chain is left whose shape nobody measured, as ``sgljit_compile.measured`` has them.
         note: why nothing was looked at, such as a graph that torch's cache had; "" where it was.
         chains: by part, such as "add + norm", how many chains run on an op of ours.
         left: by part and reason, how many stay the compiler's.
+        only_measured: whether a chain is left if nobody measured an op for its shape.
     """
 
     device: str = ""
-    only_measured: bool = False
     note: str = ""
     chains: Counter[str] = field(default_factory=Counter)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    only_measured: bool = False
 
     def __str__(self) -> str:
         if self.note:
