@@ -6,7 +6,7 @@ measured as faster for the shape (``measured.FORMULAS``). They stay where neithe
 good. A formula computes in float32 and rounds once, at the end, as
 the op does. Behind an addition a norm may become a part of a chain after that.
 
-An op stays where its formula would hide an error, such as of a wrong shape, and ``silu_and_mul`` with ``round_first``:
+An op stays where its formula would hide an error, such as a wrong shape, and ``silu_and_mul`` with ``round_first``:
 inside of a kernel the compiler leaves such a rounding out.
 """
 
