@@ -1,4 +1,4 @@
-"""Imports of a compiled graph's code: the functions of ops by their names, and the trials of their kernels."""
+"""The code of a compiled graph imports this module: it has the functions of ops by their names, and their trials."""
 
 from __future__ import annotations
 

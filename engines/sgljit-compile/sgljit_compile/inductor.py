@@ -24,6 +24,7 @@ __all__ = [
     "compile_graph",
     "each_plus",
     "grouped_product",
+    "is_writing",
     "joins_products",
     "keeps_roundings",
     "mode_options",
@@ -174,6 +175,11 @@ def grouped_product() -> Any:
     """The product of rows with the matrices of their groups, as a graph calls ``torch.nn.functional.grouped_mm``."""
     name = "_grouped_mm"
     return getattr(torch.ops.aten, name).default
+
+
+def is_writing(node: fx.Node) -> bool:
+    """Whether a node calls an op that writes, on copies, as ``writing`` makes it."""
+    return node.target is torch.ops.higher_order.auto_functionalized_v2
 
 
 def writing(

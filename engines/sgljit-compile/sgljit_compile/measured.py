@@ -7,6 +7,7 @@ the op above 1.02 of the compiler's time; a test reads them. Any other shape is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 
 from .graphs import is_known
 
-__all__ = ["CHIP", "TABLE", "Range", "Shape", "is_measured", "why_not"]
+__all__ = ["CHIP", "FORMULAS", "TABLE", "Range", "Shape", "formula_is_faster", "is_measured", "why_not"]
 
 CHIP = (9, 0)  # the compute capability of the H100 and the H200, of which all pages are
 
@@ -69,6 +70,14 @@ TABLE = (
 )
 
 
+# Where the compiler takes less time for a single op than the op and a plain copy together, which a neighbour costs that
+# its kernel includes. On a CPU both take as long.
+FORMULAS = (
+    Range(frozenset({"rmsnorm", "gemma_rmsnorm"}), _HALF, (512, 8192), (1, 16384), ("norm_grid.csv",)),
+    Range(frozenset({"silu_and_mul"}), _HALF, (6144, 12288), (1, 16384), ("activation.md",)),
+)
+
+
 def is_measured(device: torch.device) -> bool:
     """Whether the pages are of such a device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == CHIP
@@ -79,9 +88,22 @@ def why_not(op: str, shape: Shape) -> str:
 
     A number of rows that is not known is in every range.
     """
-    for one in TABLE:
-        is_in = op in one.ops and shape.dtype in one.dtypes and one.sizes[0] <= shape.size <= one.sizes[1]
-        if is_in and (not is_known(shape.rows) or one.rows[0] <= shape.rows <= one.rows[1]):
-            return ""
+    if _has(TABLE, op, shape):
+        return ""
     rows = f"{shape.rows} x {shape.size}" if is_known(shape.rows) else f"rows of {shape.size}"
     return f"nobody measured that {op} is faster for {rows} in {str(shape.dtype).removeprefix('torch.')}"
+
+
+def formula_is_faster(op: str, shape: Shape, device: torch.device) -> bool:
+    """Whether the compiler's code for an op and a neighbour is faster than the op beside that neighbour."""
+    return is_measured(device) and _has(FORMULAS, op, shape)
+
+
+def _has(table: Iterable[Range], op: str, shape: Shape) -> bool:
+    return any(
+        op in one.ops
+        and shape.dtype in one.dtypes
+        and one.sizes[0] <= shape.size <= one.sizes[1]
+        and (not is_known(shape.rows) or one.rows[0] <= shape.rows <= one.rows[1])
+        for one in table
+    )

@@ -86,7 +86,7 @@ def functions(ops: Iterable[str]) -> dict[Any, str]:
 
 
 def lines() -> list[str]:
-    """Code of a graph that makes the trials of its ops, when it is loaded.
+    """The lines with which the code of a graph makes the trials of its ops when it is loaded.
 
     Torch's caches may have a graph whose kernels are lost, and it cannot do without them later.
     """
@@ -125,7 +125,7 @@ def identity(ops: Mapping[str, frozenset[str]]) -> str:
 
 
 class Like(NamedTuple):
-    """A tensor as a graph knows it before it runs; None stands for a size or a stride that it does not know."""
+    """A tensor before a graph runs; a size or a stride is None if the graph does not know it."""
 
     sizes: tuple[int | None, ...]
     strides: tuple[int | None, ...]

@@ -17,7 +17,7 @@ class Graph:
         note: why nothing was looked at, such as a graph that torch's cache had; "" where it was.
         chains: by part, such as "add + norm", how many chains run on an op of ours.
         left: by part and reason, how many stay the compiler's.
-        only_measured: whether a chain is left whose shape nobody measured, as ``sgljit_compile.measured`` has them.
+        only_measured: whether a chain is left if nobody measured an op for its shape.
     """
 
     device: str = ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import fx
 
-from . import add_norm, attention, counters, experts, heads, routing, sinks, sorting, windows
+from . import add_norm, attention, counters, experts, formulas, heads, routing, sinks, sorting, windows
 from .adapter import ADAPTER
 from .graphs import Refused, needs
 from .heads import Heads, Tables
@@ -31,6 +32,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, h
         has_regions: whether this may be a part of another graph, such as a region that is compiled once for many calls.
             Inductor binds the constants of whole graphs alone.
     """
+    _formulas(graph, record)
     _add_norms(graph, _heads(graph, ops, record, has_regions), ops, record)
     _windows(graph, ops, record)
     _attention(graph, ops, record)
@@ -38,6 +40,14 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, h
     _experts(graph, ops, record)
     _sortings(graph, ops, record)
     _routings(graph, ops, record)
+
+
+def _formulas(graph: fx.Graph, record: Graph) -> None:
+    """Leave single ops that a user calls to the compiler, where it can fuse their formulas with what is around them."""
+    for call in formulas.calls(graph):
+        with contextlib.suppress(Refused):
+            formulas.fuse(graph, call)
+            record.left[call.op, "the compiler fuses its formula with what is around it"] += 1
 
 
 def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool) -> set[fx.Node]:

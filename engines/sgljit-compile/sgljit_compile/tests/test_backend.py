@@ -559,3 +559,38 @@ def test_a_graph_whose_kernels_were_lost_is_compiled_anew(tmp_path):
     assert second == "RESULT 0 cpu: nothing on ops of ours; 1 x add + norm left: fused_add_rmsnorm cannot be built"
     assert third.startswith("RESULT 1 a graph from torch's caches"), "it is tried, and used"
     assert done.stderr.count("fused_add_rmsnorm failed") == 1
+
+
+@pytest.mark.gpu
+def test_kernels_that_were_lost_are_built_when_a_graph_of_a_gpu_is_loaded(tmp_path):
+    """Before its first step: a graph of torch's caches calls them without a question."""
+    if not torch.cuda.is_available():  # outside of the checkout nobody else asks
+        pytest.skip("no CUDA device")
+    code = """
+        import torch, sgljit_compile
+        from sgljit_compile import ops
+        from sgljit_compile.tests.test_norms import Norm, block, inputs
+
+        plain, tried = ops._try, []
+
+        def count(*arguments):
+            tried.append(arguments)
+            plain(*arguments)
+
+        ops._try = count
+        function, arguments = block(Norm().cuda()), [x.cuda() for x in inputs()]
+        with torch.no_grad():
+            call = torch.compile(function, backend="sgljit", options={"chains": "on"})
+            torch.testing.assert_close(call(*arguments), function(*arguments), rtol=1e-4, atol=1e-4)
+        print("RESULT", len(tried), sgljit_compile.explain()[-1], flush=True)
+    """
+    results = []
+    for kernels in ("one", "other"):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
+        environment["SGLJIT_CACHE_DIR"] = str(tmp_path / kernels)
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        results += [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert results[0] == "RESULT 1 cuda: 1 x add + norm"
+    assert results[1].startswith("RESULT 1 a graph from torch's caches")

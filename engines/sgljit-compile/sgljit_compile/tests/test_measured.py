@@ -98,3 +98,22 @@ def test_where_nothing_was_measured_nothing_is_looked_at():
     call = torch.compile(lambda x: x + 1, backend="sgljit", options={"force_disable_caches": True})
     assert torch.equal(call(torch.zeros(2)), torch.ones(2))
     assert "measured as faster on compute capability 9.0 alone" in sgljit_compile.explain()[-1].note
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "dtype"), [(1024, torch.bfloat16), (1024, torch.float32), (96, torch.bfloat16)])
+def test_by_default_a_gpu_has_the_ops_of_the_table(size, dtype):
+    if not torch.cuda.is_available():  # outside of the checkout nobody else asks
+        pytest.skip("no CUDA device")
+    torch.compiler.reset()
+    function = block(torch.nn.RMSNorm(size, eps=1e-6, device="cuda", dtype=dtype))
+    rows = [torch.randn(4, 6, size, device="cuda", dtype=dtype) for _ in range(2)]
+    matrices = [torch.eye(size, device="cuda", dtype=dtype) for _ in range(2)]
+    with torch.no_grad():
+        call = torch.compile(function, backend="sgljit", options={"force_disable_caches": True})
+        torch.testing.assert_close(call(*rows, *matrices), function(*rows, *matrices), rtol=2e-2, atol=2e-2)
+    record = sgljit_compile.explain()[-1]
+    if torch.cuda.get_device_capability() != measured.CHIP:
+        assert "measured as faster" in record.note
+    else:
+        assert record.chains == ({"add + norm": 1} if size == 1024 else {})
