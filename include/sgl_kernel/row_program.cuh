@@ -787,20 +787,15 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
       if (kAll[i] != kShape) return 1;
     return kMost;
   }();
-  const auto run = [&]<int kNumber>(const sgl::RowSegment<kOperands>& segment, sgl::Segment<kNumber>) {
-    run_segment<kAll[kNumber], kBlock, kHoldsForAll, kTypes, kPlaces, kNumber>(f, segment, block, smem);
+  const auto run = [&]<int I>(sgl::Segment<I>) {
+    constexpr int kNumber = I == 0 ? 0 : kAlike - 1 + I;
+    if (kAlike < kSegments && (I == 0 ? number >= kAlike : number != kNumber)) return;
+    run_segment<kAll[kNumber], kBlock, kHoldsForAll, kTypes, kPlaces, kNumber>(
+        f, params.segments[I == 0 && kAlike > 1 ? number : kNumber], block, smem);
   };
-  if constexpr (kAlike == kSegments) {
-    run(params.segments[number], sgl::Segment<0>{});
-  } else {
-    if (number < kAlike) run(params.segments[kAlike == 1 ? 0 : number], sgl::Segment<0>{});
-    [&]<size_t... I>(sgl::details::IndexList<I...>) {
-      ((number == kAlike + static_cast<int>(I)
-            ? run(params.segments[kAlike + I], sgl::Segment<kAlike + static_cast<int>(I)>{})
-            : void()),
-       ...);
-    }(sgl::details::IndexListUpTo<kSegments - kAlike>{});
-  }
+  [&]<size_t... I>(sgl::details::IndexList<I...>) {
+    (run(sgl::Segment<static_cast<int>(I)>{}), ...);
+  }(sgl::details::IndexListUpTo<kSegments - kAlike + 1>{});
 #endif
 }
 

@@ -611,7 +611,8 @@ struct RowProgram {
   static void s_match(const F& f, const details::SegmentRows (&segments)[kSegments], Call& call, DebugInfo location) {
     details::Roles roles[kSegments];
     s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
-    for (int i = 0; i < sgl::details::alike_of<F>() && sgl::details::alike_of<F>() > 1; ++i) {
+    constexpr int kAlike = sgl::details::alike_of<F>();
+    for (int i = 0; i < kAlike && kAlike > 1; ++i) {
       roles[i].lacks = roles[i].writes & ~(segments[i].bound | roles[i].reads | roles[i].stores_early);
       roles[i].writes &= ~roles[i].lacks;
     }
@@ -1257,10 +1258,9 @@ SGL_INLINE void match_program(
   }
   for (int i = 0; i < num_segments; ++i) {
     refuse_unchecked_rows(segments[i], roles[i], plan.seen, num_operands);
-    // A kernel looks for a row by its index; without an index it would store.
+    // A kernel does not store what has no index. So what is lacked has one in another segment.
     for (unsigned lacks = roles[i].lacks; lacks != 0; lacks &= lacks - 1)
-      if ((sgl::four_bits(plan.places, __builtin_ctz(lacks)) & (sgl::kIndexed | sgl::kLongIndexed)) == 0)
-        refuse_missing(lacks, i);
+      if ((sgl::four_bits(plan.places, __builtin_ctz(lacks)) & 3) == 0) refuse_missing(lacks, i);
   }
   for (int i = 1; i < num_segments; ++i) {
     for (int j = 0; j < i; ++j) {
