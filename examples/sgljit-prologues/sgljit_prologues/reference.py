@@ -64,7 +64,8 @@ def qwen3(
 ) -> None:
     where = (cos_sin, positions, k_cache, v_cache, slots)
     heads = (normed(x, weight, eps) for x, weight in ((q, q_weight), (k, k_weight)))
-    q.copy_(attend(*(x.to(v.dtype) if round_first else x for x in heads), v, *where))
+    queries, keys = (x.to(v.dtype) if round_first else x for x in heads)
+    q.copy_(attend(queries, keys, v, *where))
 
 
 def qwen3_next(
@@ -85,7 +86,8 @@ def qwen3_next(
     where = (cos_sin, positions, k_cache, v_cache, slots)
     q, gate = q_and_gate.chunk(2, -1)
     heads = (normed(x, weight, eps, 1.0) for x, weight in ((q, q_weight), (k, k_weight)))
-    q.copy_(attend(*(x.to(v.dtype) if round_first else x for x in heads), v, *where))
+    queries, keys = (x.to(v.dtype) if round_first else x for x in heads)
+    q.copy_(attend(queries, keys, v, *where))
     gate.copy_(gate.double().sigmoid())
 
 

@@ -101,6 +101,7 @@ def test_where_nothing_was_measured_nothing_is_looked_at():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize(("size", "dtype"), [(1024, torch.bfloat16), (1024, torch.float32), (96, torch.bfloat16)])
 def test_by_default_a_gpu_has_the_ops_of_the_table(size, dtype):
     if not torch.cuda.is_available():  # outside of the checkout nobody else asks
