@@ -7,13 +7,13 @@
 
 namespace device::cluster {
 
-/// \brief `op` over the `kBlocks` blocks of a cluster, 1, 2, 4 or 8: every thread gets the result, the same bits.
+/// \brief `op` over the `kBlocks` blocks of a cluster, 2, 4 or 8: every thread gets the result.
 ///
 /// All threads of all blocks call, in whole warps, and all of a block have the same `value`, as after
 /// `cta::all_reduce`. `smem` has room for a `T`, which may be a struct of whole words of 32 bits, at the same place in
 /// each block. It synchronises the cluster once, inside. Before a block uses `smem` again, and before it ends, the
 /// caller calls `ptx::cluster_sync()`, as other blocks read it.
-/// \param op associative and commutative.
+/// \param op associative and commutative; for the same bits in every thread, as in `warp::all_reduce`.
 template <uint32_t kBlocks, typename T, typename Op>
 SGL_DEVICE void all_reduce(T& value, void* smem, Op op) {
 #if SGL_ARCH_HOPPER_OR_GREATER

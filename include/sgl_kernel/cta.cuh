@@ -87,6 +87,7 @@ SGL_DEVICE void all_reduce(T (&values)[N], T* smem, T identity, Op op) {
 /// \brief The same of one value, which the lanes of each warp agree on already, as after `warp::all_reduce`.
 template <uint32_t kThreads = 0, typename T, typename Op>
 [[nodiscard]] SGL_DEVICE T all_reduce_warps(T value, T* smem, T identity, Op op) {
+  static_assert(kThreads % kWarpThreads == 0, "cta::all_reduce: a block must have whole warps");
   if (threadIdx.x % kWarpThreads == 0) smem[threadIdx.x / kWarpThreads] = value;
   __syncthreads();
   return details::merge_warps<kThreads>(smem, identity, op);

@@ -45,10 +45,6 @@ SGL_DEVICE T in_fp32(F f, T a, U... b) {
 }
 #endif
 
-}  // namespace details
-
-namespace details {
-
 template <bool kIsMax, typename T>
 SGL_DEVICE T extremum(T a, T b) {
   if constexpr (is_same<T, float>) {

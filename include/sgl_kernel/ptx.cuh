@@ -194,7 +194,7 @@ SGL_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
-/// \brief Make `mbarrier_init` visible to asynchronous copies and to the blocks of the cluster.
+/// \brief Make `mbarrier_init` visible to copies that a block did not issue itself, and to the blocks of the cluster.
 SGL_DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -204,7 +204,7 @@ SGL_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/// \brief Arrive once, and make the phase also wait for `bytes` of bulk copies.
+/// \brief Arrive once, and make the phase also wait for `bytes` of copies that end at this barrier.
 SGL_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");

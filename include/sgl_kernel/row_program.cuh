@@ -779,8 +779,7 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
   for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
   const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - params.segments[number].first_block;
   using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
-  // One copy of a program serves all segments that have it and the same shape: half the code takes half as long to
-  // compile.
+  // One copy of a program serves all segments that have it and the same shape: less code to compile.
   constexpr int kAlike = [&] {
     constexpr int kMost = kHasOneProgram<F, Row> ? kSegments : sgl::details::alike_of<F>();
     for (int i = 1; i < kMost; ++i)

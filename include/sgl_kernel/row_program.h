@@ -612,8 +612,11 @@ struct RowProgram {
     details::Roles roles[kSegments];
     s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
     constexpr int kAlike = sgl::details::alike_of<F>();
+    static_assert(1 <= kAlike && kAlike <= kSegments, "RowProgram: kAlike is at most the number of sets of rows");
+    unsigned bound = 0;
+    for (int i = 0; i < kAlike; ++i) bound |= segments[i].bound;
     for (int i = 0; i < kAlike && kAlike > 1; ++i) {
-      roles[i].lacks = roles[i].writes & ~(segments[i].bound | roles[i].reads | roles[i].stores_early);
+      roles[i].lacks = roles[i].writes & bound & ~(segments[i].bound | roles[i].reads | roles[i].stores_early);
       roles[i].writes &= ~roles[i].lacks;
     }
     call.match(segments, roles, location);

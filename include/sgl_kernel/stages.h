@@ -30,6 +30,13 @@ SGL_HD auto rms_normed(const Row& row, const Values& values, const Weights& weig
       values, weights);
 }
 
+/// \brief A value; if `kRounds`, rounded to the dtype of an operand, as another kernel would find it there.
+template <bool kRounds, typename Row, int kOperand, typename Of>
+SGL_HD auto rounded(const Row& row, Operand<kOperand> operand, const Of& of) {
+  if constexpr (kRounds) return row.round(operand, of);
+  else return of;
+}
+
 /// \brief For `row.pairs`: the pair (a, b) turned by an angle, as rotary position embeddings do it
 /// (https://arxiv.org/abs/2104.09864).
 struct Rotation {

@@ -45,11 +45,15 @@ template <typename T>
   }
 }
 
-/// \brief `op` over all lanes of the warp, or over each group of `kThreads` neighbours: every lane gets the same bits.
+/// \brief `op` over all lanes of the warp, or over each group of `kThreads` neighbours: every lane gets the result.
 ///
-/// All lanes of the warp call. \param op associative and commutative, of what `exchange` takes.
+/// All lanes of the warp call. Lanes get the same bits if op(a, b) has those of op(b, a): a * b + c * d may not, as the
+/// compiler rounds one product only. \param op associative and commutative, of what `exchange` takes.
 template <uint32_t kThreads = kWarpThreads, typename T, typename Op>
 [[nodiscard]] SGL_DEVICE T all_reduce(T value, Op op) {
+  static_assert(
+      kThreads >= 1 && kThreads <= kWarpThreads && (kThreads & (kThreads - 1)) == 0,
+      "warp reductions: the group size must be a power of two of at most 32 lanes");
 #pragma unroll
   for (uint32_t distance = kThreads / 2; distance > 0; distance /= 2) value = op(value, exchange(value, distance));
   return value;
@@ -59,9 +63,6 @@ namespace details {
 
 template <uint32_t kThreads, typename T, typename Op>
 SGL_DEVICE T reduce(T value, uint32_t active_mask, Op op) {
-  static_assert(
-      kThreads >= 1 && kThreads <= kWarpThreads && (kThreads & (kThreads - 1)) == 0,
-      "warp reductions: the group size must be a power of two of at most 32 lanes");
   static_assert(
       Shuffleable<T>, "warp reductions take a type that shuffles: 32- or 64-bit numbers, fp16, bf16 and their pairs");
   if (active_mask == kFullMask) return all_reduce<kThreads>(value, op);

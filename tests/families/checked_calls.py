@@ -53,6 +53,7 @@ def main(device: str) -> None:
     for family, name, index, table in CASES:
         op = importlib.import_module(f"sgljit_{family}.plugin").FAMILY.declared()[name]
         samples = [sample for sample in op.samples(torch.device(device)) if sample[index].numel() > 1]
+        assert samples, name
         for sample in samples[:3]:  # of store_cache: in slots, and in blocks of both orders
             check(op, sample, index, table)
         sys.stdout.write(f"{family}.{name} {index}\n")

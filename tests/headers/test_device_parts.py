@@ -40,13 +40,12 @@ def rows(count: int, columns: int) -> torch.Tensor:
 @pytest.mark.parametrize(("columns", "threads"), [(4096, 256), (1024, 32), (8184, 512), (8192, 1024)])
 def test_softmax(module, columns: int, threads: int) -> None:
     x = rows(37, columns)
-    x[1] = -3e38  # below the state that changes nothing
+    x[1] = -3e38
     x[2, : columns // 2] = -torch.inf
     out = torch.full_like(x, torch.nan)
     getattr(module, f"softmax_{columns}_{threads}")(out, x)
     wanted = x.double().softmax(-1)
-    keep = [0, *range(2, 37)]
-    torch.testing.assert_close(out[keep].double(), wanted[keep], rtol=2**-8, atol=0)
+    torch.testing.assert_close(out.double(), wanted, rtol=2**-8, atol=0)
 
 
 @pytest.mark.gpu

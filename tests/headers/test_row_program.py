@@ -500,6 +500,18 @@ def test_each_segment_has_its_own_program_or_that_of_the_first(programs, op, dev
 
 
 @each_device
+def test_one_of_the_alike_segments_has_what_they_store(programs, device):
+    q, cache = (torch.ones(3, 1, 64, device=device) for _ in range(2))
+    slots, weight, angles = (
+        torch.arange(3, device=device),
+        torch.ones(64, device=device),
+        torch.ones(3, 64, device=device),
+    )
+    with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):
+        programs.alike_attention_without_caches(q, weight, angles, cache, slots)
+
+
+@each_device
 def test_a_segment_may_lack_only_rows_that_others_store_by_an_index(programs, device):
     q, cache = (torch.ones(3, 1, 64, device=device) for _ in range(2))
     with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):

@@ -220,6 +220,12 @@ HOST = {
         PROGRAM + 'host::RowProgram<F, 6> six{"f.h"};',
         "RowProgram: a call has at most 5 sets of rows",
     ),
+    "two alike sets of one": (
+        returning("sgl::map([](float x, float y) { return x + y; }, row[a], row[b])").replace(
+            "SGL_OPERANDS(a, b, out)", "SGL_OPERANDS(a, b, out)\n  static constexpr int kAlike = 2;"
+        ),
+        "RowProgram: kAlike is at most the number of sets of rows",
+    ),
     "a program with a constructor of its own": (
         PROGRAM + 'host::RowProgram<rows::Owner> own{"f.h"};\n'
         "void f(host::Rows x, const rows::Owner& o) { own(o, F::a = x, F::b = x, F::out = x); }",

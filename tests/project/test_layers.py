@@ -56,7 +56,7 @@ def test_the_three_distributions_stay_small():
     # 12,000, and what came later: the comparison of ops with engines, the kit and doctor of a release, what
     # observes a process on a bad day, compilers for AMD, and what adapters share: trials with few rows and many, counts
     # of the engine's own calls, ops that are used only by name, and what is said when an engine's log is set up.
-    assert sum(lines.values()) <= 13825, lines
+    assert sum(lines.values()) <= 13830, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

@@ -42,19 +42,16 @@ class Range:
 # bfloat16 was measured for all ops, and float16, which moves the same bytes, for norms alone.
 _HALF = frozenset({torch.bfloat16, torch.float16})
 _ALL = _HALF | {torch.float32}
-_ADD_NORM = frozenset({"fused_add_rmsnorm", "gemma_fused_add_rmsnorm"})
+_ADD_NORM, _GEMMA_ADD_NORM = frozenset({"fused_add_rmsnorm"}), frozenset({"gemma_fused_add_rmsnorm"})
+_SANDWICH, _GEMMA_SANDWICH = frozenset({"fused_rmsnorm_add_rmsnorm"}), frozenset({"gemma_fused_rmsnorm_add_rmsnorm"})
 
 # Rows are tokens, or sequences for a window. Sizes are those of a token, of a head, of a window, or numbers of experts.
 TABLE = (
     Range(_ADD_NORM, _HALF, (576, 16384), (1, 16384), ("norm_grid.csv",)),
     Range(_ADD_NORM, frozenset({torch.float32}), (1024, 12288), (1, 16384), ("norm_grid.csv",)),
-    Range(
-        frozenset({"fused_rmsnorm_add_rmsnorm", "gemma_fused_rmsnorm_add_rmsnorm"}),
-        _HALF,
-        (2048, 8192),
-        (1, 16384),
-        ("norm_add_norm.md", "compiled.md"),
-    ),
+    Range(_GEMMA_ADD_NORM, _HALF, (1152, 5376), (1, 16384), ("norm_grid.csv",)),
+    Range(_SANDWICH, _HALF, (4096, 8192), (1, 16384), ("norm_add_norm.md",)),
+    Range(_GEMMA_SANDWICH, _HALF, (2048, 4096), (1, 64), ("compiled.md",)),
     Range(frozenset({"apply_rope_inplace"}), _HALF, (64, 256), (1, 16384), ("rope.md",)),
     Range(frozenset({"apply_rope_inplace_with_kvcache"}), _HALF, (64, 64), (1, 64), ("compiled.md",)),
     Range(
@@ -73,14 +70,16 @@ TABLE = (
 # Where the compiler takes less time for a single op than the op and a plain copy together, which a neighbour costs that
 # its kernel includes. On a CPU both take as long.
 FORMULAS = (
-    Range(frozenset({"rmsnorm", "gemma_rmsnorm"}), _HALF, (512, 8192), (1, 16384), ("norm_grid.csv",)),
+    Range(frozenset({"rmsnorm"}), _HALF, (512, 8192), (1, 16384), ("norm_grid.csv",)),
+    Range(frozenset({"gemma_rmsnorm"}), _HALF, (1152, 5376), (1, 16384), ("norm_grid.csv",)),
     Range(frozenset({"silu_and_mul"}), _HALF, (6144, 12288), (1, 16384), ("activation.md",)),
 )
 
 
 def is_measured(device: torch.device) -> bool:
     """Whether the pages are of such a device."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == CHIP
+    is_cuda = device.type == "cuda" and torch.version.hip is None  # ROCm calls a gfx90a 9.0
+    return is_cuda and torch.cuda.get_device_capability(device) == CHIP
 
 
 def why_not(op: str, shape: Shape) -> str:

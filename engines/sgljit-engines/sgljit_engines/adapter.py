@@ -77,8 +77,7 @@ class Adapter:
             self.say_once(logging.WARNING, "engine_setting", f"reads no SGLJIT_OPS: set SGLJIT_ENGINES={other} instead")
         value, modes = _setting()
         parts = frozenset(self.parts)
-        measured = parts if "exact" in modes else parts - self.by_name
-        used = self._choose("SGLJIT_ENGINES", value, measured) & self._choose("ops", ops, parts)
+        used = self._choose("SGLJIT_ENGINES", value, self._usual(modes)) & self._choose("ops", ops, parts)
         if "exact" in modes:
             used &= self.exact_ops
             value += ",exact"
@@ -253,6 +252,9 @@ class Adapter:
     def _tell(self) -> None:
         self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
 
+    def _usual(self, modes: set[str]) -> frozenset[str]:
+        return frozenset(self.parts) if "exact" in modes else frozenset(self.parts) - self.by_name
+
     def _choose(self, source: str, value: str, on: frozenset[str]) -> frozenset[str]:
         """The ops that ``on``, ``off`` or a list allows: those it names, or ``on`` if it only takes some away."""
         words = [word.strip() for word in value.lower().split(",")]
@@ -327,8 +329,9 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
     chosen = (point.load() for point in points if engine in (None, point.name))
-    named = ((one, one._choose("SGLJIT_ENGINES", _setting()[0], frozenset())) for one in chosen)  # noqa: SLF001
-    return frozenset(op for one, ops in named for op in one.parts.keys() - one.by_name | ops) if points else None
+    value, modes = _setting()
+    named = ((one, one._choose("SGLJIT_ENGINES", value, frozenset())) for one in chosen)  # noqa: SLF001
+    return frozenset(op for one, ops in named for op in one._usual(modes) | ops) if points else None  # noqa: SLF001
 
 
 def _installed(distribution: str) -> str | None:

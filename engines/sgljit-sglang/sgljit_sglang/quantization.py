@@ -145,7 +145,8 @@ def _is_plain(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
     """Whether no option asks for another dtype, or for rows by the blocks of a product of experts."""
     dtype = options.get("out_dtype") or torch.float8_e4m3fn
     others = (options[name] for name in options.keys() - _FREE - {"out_dtype"})
-    return len(args) <= 1 and dtype == torch.float8_e4m3fn and all(one is None or one == 0 for one in others)
+    asks = any(isinstance(one, torch.Tensor) or one for one in others)  # a tensor is not asked: the host would wait
+    return len(args) <= 1 and dtype == torch.float8_e4m3fn and not asks
 
 
 def _fits(name: str, x: torch.Tensor, group_size: int, scale_ue8m0: bool, masked_m: torch.Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""The calls to build ahead for, by op: the sizes of the model that it is named for, or those of a config of its type."""
+"""The calls to build ahead for, by op: the sizes of the model that it is named for, or those of a fitting config."""
 
 from __future__ import annotations
 

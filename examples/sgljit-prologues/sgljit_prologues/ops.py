@@ -40,8 +40,8 @@ def qwen3(
         k_cache, v_cache: [slots, kv_heads, head_dim], of the dtype of k and v; written.
         slots: [tokens], int32 or int64; a token with a negative one is not stored.
         eps: added to the mean of squares.
-        round_first: whether q and k are rounded between the norm and the rotation, as by two kernels: bit for bit, but in
-            float32 on CUDA.
+        round_first: whether q and k are rounded between the norm and the rotation, as by two kernels. On CUDA the bits
+            are theirs for heads of at most 512 bytes, whose rotated part 16 divides, but not in float32.
     """
 
 

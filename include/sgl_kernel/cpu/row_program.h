@@ -512,12 +512,14 @@ void run_segment(
 template <typename F, int kOperands, int kSegments, std::uint64_t kTypes, std::uint64_t kPlaces, std::uint64_t kForms>
 void row_program(const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
   using Row = ProgramRow<kOperands, kTypes, kPlaces, 1>;
+  constexpr std::size_t kAlike = sgl::details::alike_of<F>();
   if constexpr (requires(const Row& row) { f(row); }) {
     for (const auto& segment : params.segments)
       details::run_segment<0, kForms & 3, kTypes, kPlaces>(segment, params, f);
   } else {
     [&]<std::size_t... I>(sgl::details::IndexList<I...>) {
-      (details::run_segment<static_cast<int>(I), (kForms >> 2 * I & 3), kTypes, kPlaces>(params.segments[I], params, f),
+      (details::run_segment<(I < kAlike ? 0 : static_cast<int>(I)), (kForms >> 2 * I & 3), kTypes, kPlaces>(
+           params.segments[I], params, f),
        ...);
     }(sgl::details::IndexListUpTo<kSegments>{});
   }

@@ -76,8 +76,9 @@ def fused_add_rmsnorm(
         weight: [hidden], contiguous, of the input's dtype and device.
         eps: at least 0; added to the mean of squares.
         round_first: whether the norm reads the sum as it is rounded, as ``rmsnorm`` does after an addition. On the CPU
-            the bits are those of ``residual += input`` and ``rmsnorm``. On CUDA those of ``residual`` are, and the sum
-            of squares may differ in its last bit where more than a warp shares a row.
+            the bits are those of ``residual += input`` and ``rmsnorm``. On CUDA those of ``residual`` are; the sum of
+            squares may differ in its last bit, but not for rows of up to 512 bytes in float16 and bfloat16, whose size
+            is a multiple of 16 and whose address one of 16 bytes.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -133,8 +134,8 @@ def fused_rmsnorm_add_rmsnorm(
         next_weight: like ``weight``; that of the norm of the sum.
         eps: at least 0; added to both means of squares.
         round_first: whether the first norm and the sum are rounded before they are read, as by ``rmsnorm``, an addition
-            and ``rmsnorm``. On the CPU the bits are theirs. On CUDA a sum of squares may differ in its last bit where
-            more than a warp shares a row.
+            and ``rmsnorm``. On the CPU the bits are theirs. On CUDA a sum of squares may differ in its last bit, as in
+            ``fused_add_rmsnorm``.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.

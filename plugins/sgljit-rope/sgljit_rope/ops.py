@@ -149,7 +149,7 @@ def apply_rope_inplace_with_mla_kvcache(
         k_rope: [tokens, rope] or [tokens, 1, rope], likewise: one key for all heads. It may not share memory with
             ``k_nope``.
         kv_buffer: [slots, nope + rope] or [slots, 1, nope + rope], of the dtype of ``q_rope``; slots may be apart. For
-            blocks, [blocks, block_size, nope + rope], pass ``kv_buffer.flatten(0, 1)``.
+            blocks, [blocks, block_size, nope + rope], pass ``kv_buffer.view(-1, nope + rope)``.
         cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``. DeepSeek's models pair 2i with
             2i + 1.
         out_loc: as in ``apply_rope_inplace_with_kvcache``.

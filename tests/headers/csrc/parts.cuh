@@ -16,7 +16,7 @@ struct Online {
     float largest, sum;
   };
   SGL_DEVICE static State identity() {
-    return {-1e38f, 0.0f};
+    return {-3.402823466e38f, 0.0f};
   }
   SGL_DEVICE static State of(float element, int64_t) {
     return {element, 1.0f};

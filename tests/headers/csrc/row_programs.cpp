@@ -279,6 +279,17 @@ void attention_without_weight(TensorView q) {
   attention_program<F>({0}, {x, x, x});
 }
 
+void alike_attention_without_caches(
+    TensorView q, TensorView weight, TensorView cos_sin, TensorView cache, TensorView slots) {
+  using F = AlikeAttention;
+  const auto& program = attention_program<F>;
+  const auto x = heads("q", q);
+  const auto of =
+      program.rows(F::x = x, F::weight = shared_row("weight", weight), F::cos_sin = repeated(rows("", cos_sin)));
+  const auto stored = indexed(heads("cache", cache), "slots", slots, true);
+  attention_program<F>({0}, {of, of, program.rows(F::x = x, F::cache = stored)});
+}
+
 void attention_without_slots(TensorView q, TensorView weight, TensorView cos_sin, TensorView cache) {
   using F = AlikeAttention;
   const auto& program = attention_program<F>;
@@ -349,4 +360,5 @@ SGL_EXPORT(attention, (attention<Attention>))
 SGL_EXPORT(alike_attention, (attention<AlikeAttention>))
 SGL_EXPORT(attention_without_weight, (attention_without_weight<Attention>))
 SGL_EXPORT(alike_attention_without_weight, (attention_without_weight<AlikeAttention>))
+SGL_EXPORT(alike_attention_without_caches, (alike_attention_without_caches))
 SGL_EXPORT(attention_without_slots, (attention_without_slots))

@@ -9,6 +9,7 @@ without this; and objects pickled by torch.distributed, since to unpickle is to 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import sys
@@ -192,7 +193,8 @@ class _Ranks:
 
         def work() -> None:
             try:
-                with torch.cuda.stream(stream):  # which makes its device the thread's own, too
+                # A stream makes its device the thread's own, too; without one, nothing of CUDA begins.
+                with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
                     begun.put(begin())
             except BaseException as error:  # noqa: BLE001 - handed on
                 begun.put(error)

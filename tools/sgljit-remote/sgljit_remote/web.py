@@ -183,7 +183,8 @@ def goes_on(answer: Any, size: int) -> bool:
     if answer.status != 206:
         return False
     part = str(answer.headers.get("Content-Range") or "")
-    if not part.startswith(f"bytes {size}-"):
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", part)
+    if found is None or int(found[1]) != size or int(found[2]) + 1 != int(found[3]):
         raise TryAgainError(f"it answers with {part or 'a part without a Content-Range'}; asked for bytes {size}-")
     return True
 

@@ -320,6 +320,7 @@ def test_the_quantisation_of_groups(device):
             {"out_dtype": torch.int8},
             {"output_q": q},
             {"sorted_token_ids": torch.zeros(7, dtype=torch.int32), "num_valid_tokens": 7},
+            *({name: torch.zeros(2)} for name in ("sorted_token_ids", "num_tokens_post_padded", "num_valid_tokens")),
             {"an_option_of_another_version": 1},
             {"masked_m": torch.ones(7, dtype=torch.int32)},
         ):

@@ -7,13 +7,6 @@
 
 namespace prologues {
 
-/// \brief A value; if `kRounds`, rounded to the dtype of an operand, as another kernel would find it there.
-template <bool kRounds, typename Row, int kOperand, typename Of>
-SGL_HD auto rounded(const Row& row, sgl::Operand<kOperand> operand, const Of& of) {
-  if constexpr (kRounds) return row.round(operand, of);
-  else return of;
-}
-
 /// \brief Heads of q, of k, of v, and of a gate if the model has one: q and k are normalised and rotated, q in place
 /// and k into its cache, v goes to its cache, and the gate becomes its sigmoid. Qwen3; with `kPlusOne` Qwen3-Next.
 template <bool kPlusOne, bool kRounds>
@@ -30,7 +23,7 @@ struct NormedHeads {
     else {
       const auto weights = row[weight];
       const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
-      const auto normed = rounded<kRounds>(row, x, sgl::rms_normed<kPlusOne>(row, values, weights, eps));
+      const auto normed = sgl::rounded<kRounds>(row, x, sgl::rms_normed<kPlusOne>(row, values, weights, eps));
       const auto rotated = row.pairs(sgl::neox, sgl::Rotation{}, normed, cos, sin);
       if constexpr (kNumber == 0) return sgl::store(x = rotated);
       else return sgl::store(cache = rotated);

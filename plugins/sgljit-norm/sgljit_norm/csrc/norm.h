@@ -23,13 +23,6 @@ struct RMSNorm {
   }
 };
 
-/// \brief A value; if `kRounds`, rounded to the dtype of an operand, as another kernel would find it there.
-template <bool kRounds, typename Row, int kOperand, typename Of>
-SGL_HD auto rounded(const Row& row, sgl::Operand<kOperand> operand, const Of& of) {
-  if constexpr (kRounds) return row.round(operand, of);
-  else return of;
-}
-
 /// \brief `sgl::rms_normed` of the sum of two rows, which is stored to the residual; of the rounded sum if `kRounds`.
 template <bool kPlusOne, bool kRounds = false>
 struct FusedAddRMSNorm {
@@ -42,7 +35,7 @@ struct FusedAddRMSNorm {
     const auto values = row[x];
     const auto residuals = row[residual];
     const auto weights = row[weight];
-    const auto sum = row.keep(residual, rounded<kRounds>(row, residual, sgl::map(sgl::Plus{}, values, residuals)));
+    const auto sum = row.keep(residual, sgl::rounded<kRounds>(row, residual, sgl::map(sgl::Plus{}, values, residuals)));
     return sgl::store(residual = sum, x = sgl::rms_normed<kPlusOne>(row, sum, weights, eps));
   }
 };
@@ -62,7 +55,7 @@ struct RMSNormAddRMSNorm {
     const auto weights = row[weight];
     const auto next_weights = row[next_weight];
     const auto normed = m_kept(row, sgl::rms_normed<kPlusOne>(row, values, weights, eps));
-    const auto sum = row.keep(residual, rounded<kRounds>(row, residual, sgl::map(sgl::Plus{}, normed, residuals)));
+    const auto sum = row.keep(residual, sgl::rounded<kRounds>(row, residual, sgl::map(sgl::Plus{}, normed, residuals)));
     return sgl::store(residual = sum, x = sgl::rms_normed<kPlusOne>(row, sum, next_weights, eps));
   }
 

@@ -73,7 +73,7 @@ def test_samples(op: str, dtype: torch.dtype, device: torch.device) -> None:
 
 
 @each_op
-@each_dtype
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 def test_without_it_the_norm_reads_what_is_not_rounded(op: str, dtype: torch.dtype, device: torch.device) -> None:
     call = make(op, 129, 256, dtype, device)
     once, twice = clones(call), clones(call)
@@ -82,7 +82,7 @@ def test_without_it_the_norm_reads_what_is_not_rounded(op: str, dtype: torch.dty
     exact = {name: value.double() for name, value in call.items()}
     getattr(reference, op)(**exact)
     errors = [float((run["input"].double() - exact["input"]).norm()) for run in (once, twice)]
-    assert errors[0] < 0.9 * errors[1] or dtype == torch.float32
+    assert errors[0] < 0.9 * errors[1]
 
 
 @each_op

@@ -148,9 +148,9 @@ void apply_rope_with_mla_kvcache(
   const auto& layer = program<sgl::Neox, Norm::kNone, false, true>;
   const auto q = paired_heads("q_rope", q_rope);
   const auto nope = of_tokens(latent("k_nope", k_nope), q);
-  const auto rope = sized_as(of_tokens(latent("k_rope", k_rope), q), q);
-  const auto slots = indexed(latent("kv_buffer", kv_buffer).typed_as(rope), "out_loc", out_loc, true);
-  const auto columns = nope.columns + rope.columns;
+  const auto turned = sized_as(of_tokens(latent("k_rope", k_rope), q), q);
+  const auto slots = indexed(latent("kv_buffer", kv_buffer).typed_as(turned), "out_loc", out_loc, true);
+  const auto columns = nope.columns + turned.columns;
   if (slots.columns != columns) [[unlikely]]
     slots.raise(
         {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", slots.columns});
@@ -158,7 +158,7 @@ void apply_rope_with_mla_kvcache(
   run<true>(
       {q_rope, k_rope, cos_sin, positions, rope_dim, is_neox, false},
       {layer.rows(F::x = q, F::cos_sin = angles),
-       layer.rows(F::x = rope, F::cos_sin = angles, F::cache = slots.slice(nope.columns, rope.columns)),
+       layer.rows(F::x = turned, F::cos_sin = angles, F::cache = slots.slice(nope.columns, turned.columns)),
        layer.rows(F::x = nope, F::cache = slots.slice(0, nope.columns))});
 }
 

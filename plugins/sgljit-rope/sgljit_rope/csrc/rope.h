@@ -65,8 +65,7 @@ struct Layer {
     if constexpr (kNorm != Norm::kNone) {
       const auto weights = row[weight];
       const auto normed = sgl::rms_normed<kNorm == Norm::kGemma>(row, values, weights, eps);
-      if constexpr (kRounds) return row.pairs(order, sgl::Rotation{sign}, row.round(x, normed), cos, sin);
-      else return row.pairs(order, sgl::Rotation{sign}, normed, cos, sin);
+      return row.pairs(order, sgl::Rotation{sign}, sgl::rounded<kRounds>(row, x, normed), cos, sin);
     } else {
       return row.pairs(order, sgl::Rotation{sign}, values, cos, sin);
     }

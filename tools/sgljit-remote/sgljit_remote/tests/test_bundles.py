@@ -440,7 +440,6 @@ def test_a_pull_that_breaks_off_goes_on_where_the_server_has_ranges(cut, server,
     transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "large")
     assert (tmp_path / "got.bundle").read_bytes() == content
     assert asked == [None, f"bytes={len(content) // 2}-"]
-    assert server.sent == len(content)
 
 
 def test_a_pull_goes_on_with_the_same_object_alone(cut, server, tmp_path, remote, signed):
