@@ -96,7 +96,7 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
 
 
 def _report() -> None:
-    """Tell plugins of the loads that they have not been told of: a hit loads no plugin."""
+    """Tell plugins of the loads that they have not been told of: a hit alone loads no plugin."""
     with _lock.here():
         new = _loads[int(_sums["told"]) :]
         _sums["told"] += len(new)

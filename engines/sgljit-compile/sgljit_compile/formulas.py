@@ -3,11 +3,11 @@
 A single op splits what the compiler would make one kernel of. So ``rmsnorm``, ``gemma_rmsnorm`` and ``silu_and_mul``
 become their formulas where code that the compiler generates computes their input or takes their result, if that was
 measured as faster for the shape (``measured.FORMULAS``). They stay where neither is so: then a kernel of ours is as
-good. A formula computes in float32 and rounds once, at the end, as
-the op does. Behind an addition a norm may become a part of a chain after that.
+good. A formula computes in float32 and rounds once, at the end, as the op does. But inside of a kernel the compiler
+leaves roundings out, so that what follows reads more digits than from the op. Behind an addition a norm may become a
+part of a chain after that.
 
-An op stays where its formula would hide an error, such as a wrong shape, and ``silu_and_mul`` with ``round_first``:
-inside of a kernel the compiler leaves such a rounding out.
+An op stays where its formula would hide an error, such as a wrong shape, and ``silu_and_mul`` with ``round_first``.
 """
 
 from __future__ import annotations
