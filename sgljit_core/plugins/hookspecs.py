@@ -1,7 +1,7 @@
 """What may a plugin hook into?
 
 Kernel plugins (entry-point group ``sgljit.kernels``) implement the first hook. The others serve extensions (group
-``sgljit.extensions``), which provide no kernels; those are loaded at the first miss, and with a remote at the first family.
+``sgljit.extensions``), which provide no kernels; those are loaded at the first miss, with a remote at the first family.
 
 A hook wrapper (``wrapper=True`` or ``hookwrapper=True``) is not called, and ``sgljit list`` says so: see ``hooks``.
 """
