@@ -32,7 +32,8 @@ _CACHED = (
 _GRADIENTS = "a graph with gradients stays the compiler's; call the model inside of torch.no_grad()"
 _ROUNDING = "emulate_precision_casts asks for roundings that a fused op does not make: nothing is put in"
 _JOINED = "post_grad_fusion_options moves results of matrix products, which the ops overwrite: nothing is put in"
-_OFF = (
+_OFF = "nothing is used: it is switched off, or no op of ours works here; the log says which"
+_UNMEASURED = (
     f"nothing is used on this device: the ops were measured as faster on compute capability {measured.CHIP[0]}."
     f"{measured.CHIP[1]} alone; options={{'chains': 'on'}} uses them on others and on the CPU, too"
 )
@@ -67,7 +68,8 @@ def sgljit(
     record = Graph(", ".join(sorted({device.type for device in devices})), only_measured=own["chains"] is None)
     ops = _ops(own["chains"], devices)
     if not ops:
-        record.note = _OFF
+        is_asked = own["chains"] is not None or any(map(measured.is_measured, devices))
+        record.note = _OFF if is_asked else _UNMEASURED
     elif inductor.wants_gradients(inputs):
         record.note, ops = _GRADIENTS, {}
     elif inductor.keeps_roundings(chosen):

@@ -71,7 +71,9 @@ def test_on_the_cpu_nothing_is_used_unless_it_is_named():
 def test_what_is_switched_off_stays(monkeypatch):
     assert run(options={"chains": "-fused_add_rmsnorm", **FRESH}).left == {("add + norm", "switched off"): 1}
     monkeypatch.setenv("SGLJIT_ENGINES", "off")
-    assert not run(options=ON).chains
+    record = run(options=ON)
+    assert not record.chains
+    assert record.note.startswith("nothing is used: it is switched off")
     monkeypatch.setenv("SGLJIT_ENGINES", "rope")
     assert run(options=ON).left == {("add + norm", "switched off"): 1}
 
