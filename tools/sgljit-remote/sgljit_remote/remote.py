@@ -203,7 +203,7 @@ class Remote:
         Raises RemoteUnavailableError.
         """
         try:
-            old = self.get(name)
+            old = self.get(name, LARGEST_ARCHIVE, _TIMES_FOR_AN_ARCHIVE)
         except RefusedObjectError as error:
             self.refuse(name, str(error))
             return content, []
