@@ -246,7 +246,8 @@ def overheads() -> list[dict[str, Any]]:
     rows = []
     for op, subject in SUBJECTS.items():
         tensors = {f"x{i}": tensor for i, tensor in enumerate(subject.make(1, 64, torch.float32, "cpu"))}
-        defaults = ["1e-6", "0"] if op == "fused_inplace_qknorm" else ["1e-6"]
+        has_option = op == "fused_inplace_qknorm" or "add_rmsnorm" in op  # a width of rows, or round_first
+        defaults = ["1e-6", "0"] if has_option else ["1e-6"]
         calls = {
             "call": (getattr(family, op), ", ".join(tensors)),
             "exported": (getattr(FAMILY.host_module(), op), ", ".join([*tensors, *defaults])),
