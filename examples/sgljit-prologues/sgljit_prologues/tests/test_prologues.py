@@ -205,7 +205,7 @@ def test_heads_of_odd_sizes_at_odd_addresses(name, device):
 
 
 def test_latents_of_odd_sizes_at_odd_addresses(device):
-    """Those of k and v begin in the midst of a word, and so does each token."""
+    """The latent of k and v, and each token, begin inside of a word."""
     for sample in reference.latents(device, 7, 5, 6):
         expect_agreement("deepseek_v3", sample)
 

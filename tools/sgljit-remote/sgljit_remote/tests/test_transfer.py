@@ -117,7 +117,7 @@ def test_a_push_of_another_builder_keeps_what_the_archive_has(run, filled, other
 def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     run, filled, other, server, key, tmp_path, monkeypatch
 ):
-    """What a stranger has put there is left out; what another trusted key has signed keeps its signature."""
+    """Artifacts of a stranger are left out; those of another trusted key keep their signatures."""
     run("push", "norm")  # unsigned, so that it could be anybody's
     monkeypatch.delenv("SGLJIT_REMOTE_UNSIGNED")
     monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
