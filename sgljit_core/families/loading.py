@@ -34,9 +34,9 @@ def load(family: str) -> KernelFamily:
             f"family {family!r} is claimed by {len(claims)} distributions:\n{listed}\n"
             f"Uninstall all but one, or name the ones to use in SGLJIT_PLUGINS=<distribution>,..."
         )
+    if settings().has_remote and not hooks.load_plugins.cache_info().misses:  # an extension may ask while it is loaded
+        hooks.load_plugins()  # sgljit-remote imports what it needs, in a thread
     with _lock.here():
-        if settings().has_remote:
-            hooks.load_plugins()  # sgljit-remote imports what it needs, in a thread
         if family in _failures:
             raise _failures[family]
         if family not in _families:

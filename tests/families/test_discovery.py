@@ -563,6 +563,23 @@ def test_an_entry_that_names_anothers_module_does_not_break_the_owner(tmp_path):
     assert f"evil 1.2.3 ({tmp_path})" in line
 
 
+@pytest.mark.parametrize("first", ["ops['wanted']", "hooks.load_plugins()"])
+def test_an_extension_that_asks_for_a_family_while_it_is_imported_keeps_its_hooks(tmp_path, first):
+    plugin_on_disk.install(tmp_path, "wanted", "wanted")
+    text = (
+        "from pathlib import Path\nfrom sgljit_core import hookimpl, ops\nops['wanted']\n"
+        "@hookimpl\ndef sgljit_header_dependencies():\n return {'late': lambda: [Path('/late')]}\n"
+    )
+    plugin_on_disk.install(tmp_path, "asking", "asking", group="sgljit.extensions", plugin=text)
+    code = (
+        f"from sgljit_core import ops\nfrom sgljit_core.plugins import hooks\n{first}\n"
+        "print(ops['wanted'], hooks.header_directories('late'))"
+    )
+    done = _python(tmp_path, code, SGLJIT_REMOTE="memory://none", SGLJIT_PLUGINS="asking,wanted")
+    assert done.stdout == "<ops of 'wanted' from wanted 1.2.3> [PosixPath('/late')]\n", done.stderr
+    assert done.stderr == ""
+
+
 def test_a_distribution_that_is_installed_twice_is_listed_as_a_problem(tmp_path):
     places = tmp_path / "first", tmp_path / "second"
     for place, version in zip(places, ("1.0", "2.0"), strict=True):
