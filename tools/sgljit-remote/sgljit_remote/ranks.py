@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sgljit_core import paths
+from sgljit_core import log, parallel_compile, paths, why
 from sgljit_core.cache import lookup
 from sgljit_core.cache.manifest import ManifestError
 from sgljit_core.errors import ConfigError
-from sgljit_core.plugins import hooks
+from sgljit_core.plugins import discovery, hooks
 
 from . import handed, objects, transfer
 from .errors import RankLostError, RefusedObjectError, WarmUpError
@@ -38,21 +38,27 @@ _LONGEST_PAUSE = 0.05
 
 
 def warm_up(
-    work: Callable[[], object],
+    work: Callable[[], object] | None = None,
     group: dist.ProcessGroup | None = None,
     *,
+    model: Path | str | None = None,
+    tensor_parallel: int = 1,
     families: Collection[str] = (),
     timeout: float = 600.0,
 ) -> int:
-    """Let the ranks of a group call ``work`` so that each variant is compiled, or asked of a remote, once in all.
+    """Let the ranks of a group get ready so that each variant is compiled, or asked of a remote, once in all.
 
-    The first rank of the group calls it, alone. The others get what it loaded or compiled, as far as they lack it, and
-    call it then. All ranks of the group must call this, with the same arguments.
+    The first rank of the group builds what ``model`` asks for and calls ``work``, alone. The others get what it built,
+    loaded or compiled, as far as they lack it, and call ``work`` then. All ranks of the group must call this, with the
+    same arguments.
 
     Args:
         work: uses the ops, as the job will: ``lambda: ops["norm"].rmsnorm(x, weight)``. No collective operation may be
-            in it, as the first rank is alone in it.
+            in it, as the first rank is alone in it. Without it, nothing is called.
         group: one of gloo or NCCL; by default the whole job. For one of each node, pass the group of the node.
+        model: a model's ``config.json``, or the directory that holds it: the first rank builds what ``sgljit prepare
+            --model`` does, for its current device, and hands over exactly this. Needs sgljit-tools on that rank.
+        tensor_parallel: the number of ranks that share the attention heads of the model.
         families: hand over all artifacts of these families in the first rank's cache, too, where ``work`` has them
             made by another process, such as ``sgljit prepare``.
         timeout: the seconds that all of it may take, from this rank's call on.
@@ -61,14 +67,15 @@ def warm_up(
         The number of artifacts that this rank was given.
 
     Raises:
-        WarmUpError: ``work`` has failed on the first rank; there, its own exception is raised.
+        WarmUpError: the first rank has failed to build the model or in ``work``; there, its own exception is raised.
+        ConfigError: sgljit-tools is missing on the first rank, which was to build a model.
         RankLostError: a rank is gone, or was not there in time. The group cannot be used further.
         RefusedObjectError: what arrived is damaged.
     """
     ranks = _Ranks(group, timeout)
     if ranks.is_first:
         try:
-            offered = _offered(work, families)
+            offered = _offered(work, families, model, tensor_parallel)
         except BaseException as error:
             ranks.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
             raise
@@ -87,19 +94,24 @@ def warm_up(
     absent = [place for place in named if not _has(root, place)]
     if any(ranks.union([place in absent for place in named])):
         _keep(ranks.receive(), {place: named[place] for place in absent}, root)
-    work()
+    if work is not None:
+        work()
     return len(absent)
 
 
-def _offered(work: Callable[[], object], families: Collection[str]) -> list[Artifact]:
-    """The artifacts that the work uses, and those of families."""
+def _offered(
+    work: Callable[[], object] | None, families: Collection[str], model: Path | str | None, tensor_parallel: int
+) -> list[Artifact]:
+    """The artifacts that the work uses, that a model asks for, and those of families."""
     hooks.load_plugins()  # this one hears of hits only then
     if "sgljit_remote.plugin" not in sys.modules:
         raise ConfigError("SGLJIT_PLUGINS must name sgljit-remote, which else does not hear what the first rank uses")
+    built = [] if model is None else _built(Path(model), tensor_parallel)
     with handed.noting() as directories:
-        work()
+        if work is not None:
+            work()
     found = {}
-    for directory in directories:
+    for directory in (*built, *directories):
         try:
             read = lookup.read(directory, directory.parents[4])
         except (ManifestError, OSError):  # it was removed meanwhile, or was never kept
@@ -110,6 +122,25 @@ def _offered(work: Callable[[], object], families: Collection[str]) -> list[Arti
     if families:
         found |= {artifact.place: artifact for artifact in transfer.local(paths.cache_root(), Choice(families))}
     return [found[place] for place in sorted(found)]
+
+
+def _built(model: Path, tensor_parallel: int) -> list[Path]:
+    """Build what a model asks for, as ``sgljit prepare`` does; the directories of the artifacts."""
+    try:
+        from sgljit_engines.adapter import engine_ops
+        from sgljit_engines.shapes import read_config
+        from sgljit_tools.cli.prepare import builds_ahead
+    except ImportError as error:
+        raise ConfigError(
+            f"warm_up(model={str(model)!r}) builds what `sgljit prepare` does, which is not installed here ({error}): "
+            "pip install sgljit-tools on the machine of the first rank, or pass the calls of the ops as work"
+        ) from error
+    shape = read_config(model, tensor_parallel, None)
+    for note in shape.notes:
+        log.LOGGER.warning("of %s: %s", model, note)
+    builders = builds_ahead(discovery.installed(), model=shape, ops=engine_ops(None))
+    parallel_compile(builders)
+    return [artifact for builder in builders if (artifact := why(builder).artifact) is not None]
 
 
 def _has(root: Path, place: str) -> bool:

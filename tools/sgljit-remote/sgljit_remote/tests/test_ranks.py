@@ -110,6 +110,79 @@ def test_one_rank_asks_the_remote(job, run, server, tmp_path):
     assert server.requests[0] == f"GET /{index.NAME}"
 
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 1000,
+}
+MODEL = """
+given = warm_up(model=".", timeout=300)
+from sgljit_core import ops
+x = torch.ones(2, 512, dtype=torch.bfloat16)
+values = ops["activation"].silu_and_mul(x).shape
+"""
+ALONE = {"SGLJIT_PLUGINS": "sgljit-activation,sgljit-remote"}
+
+
+@pytest.mark.slow
+def test_of_a_model_each_variant_is_built_once_in_all(job, run, tmp_path):
+    pytest.importorskip("sgljit_tools", reason="the builds are those of `sgljit prepare`")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    command = "from sgljit_tools.cli.main import main; import sys; sys.argv[1:] = ['prepare', '--model', '.']; main()"
+    run(command, cache="prepared", SGLJIT_REMOTE="", CUDA_VISIBLE_DEVICES="", **ALONE)
+    said = job(MODEL, count=4, CUDA_VISIBLE_DEVICES="", **ALONE)
+    assert [one["error"] for one in said.values()] == [""] * 4
+    assert all(one["values"] == [2, 256] for one in said.values())
+    expected = files(tmp_path / "prepared")
+    assert len(expected) >= 2
+    assert [one["given"] for one in said.values()] == [0, *[len(expected)] * 3]
+    assert all(one["builds"] == {} for rank, one in said.items() if rank)
+    assert sum(said[0]["builds"].values()) <= len(expected)  # what records the calls builds the host part
+    for rank in range(4):
+        assert files(tmp_path / f"rank{rank}") == expected
+
+
+@pytest.mark.slow
+def test_a_model_of_which_all_is_loaded_is_handed_over_all_the_same(job, tmp_path):
+    pytest.importorskip("sgljit_tools", reason="the builds are those of `sgljit prepare`")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    run_first = "from sgljit_core import ops\nif rank == 0:\n    ops['activation'].silu_and_mul(torch.ones(2, 8))\n"
+    said = job(run_first + MODEL, count=2, CUDA_VISIBLE_DEVICES="", **ALONE)
+    assert [one["error"] for one in said.values()] == ["", ""]
+    assert said[1]["given"] >= 2
+    assert said[1]["builds"] == {}
+
+
+def test_a_model_needs_the_tools(job):
+    code = "sys.modules['sgljit_tools.cli.prepare'] = None\ngiven = warm_up(model='/model', timeout=60)"
+    said = job(code, count=2)
+    text = (
+        "warm_up(model='/model') builds what `sgljit prepare` does, which is not installed here (import of "
+        "sgljit_tools.cli.prepare halted; None in sys.modules): pip install sgljit-tools on the machine of the first "
+        "rank, or pass the calls of the ops as work"
+    )
+    assert said[0]["error"] == f"ConfigError: {text}"
+    assert said[1]["error"].startswith(
+        f"WarmUpError: the first rank could not make what this one waited for: ConfigError: {text}"
+    )
+
+
+def test_a_model_that_is_not_there_is_an_error_on_all_ranks(job):
+    pytest.importorskip("sgljit_tools", reason="the builds are those of `sgljit prepare`")
+    said = job("given = warm_up(model='/nowhere', timeout=60)", count=2)
+    assert said[0]["error"].startswith("ModelConfigError: ")
+    assert "/nowhere" in said[0]["error"]
+    assert said[0]["error"] in said[1]["error"]
+
+
 @pytest.mark.slow
 def test_what_the_first_rank_has_already_is_handed_over_as_well(job, run):
     run(JOB, "1", "work()", cache="rank", SGLJIT_REMOTE="")
