@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIGNATURE = "signature"
 _NAME = r"(?!\.)[\w.+-]{1,255}"
 PLACE = rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?"
-_MEMBER = rf"({PLACE})/({_NAME})"
+_MEMBER = re.compile(rf"({PLACE})/({_NAME})", re.ASCII)
 _MEMBERS = 1 << 16
 _LARGEST_MANIFEST = 16 << 20
 _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
@@ -127,7 +127,7 @@ def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfil
         raise RefusedObjectError(f"it holds far more than it can: more than {_RATIO} times its own size")
     found: dict[str, dict[str, zipfile.ZipInfo]] = {}
     for member in members:
-        named = re.fullmatch(_MEMBER, member.filename, re.ASCII)
+        named = _MEMBER.fullmatch(member.filename)
         if named is None or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise RefusedObjectError(f"it holds {member.filename!r}, which is no file of an artifact")
         if named[2] in found.setdefault(named[1], {}):

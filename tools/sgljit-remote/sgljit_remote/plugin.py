@@ -21,7 +21,7 @@ from . import config, handed
 if TYPE_CHECKING:
     from .remote import Session
 
-_PAUSE = 0.02  # seconds
+_PAUSE = 0.001  # seconds, in which a miss says that it asks
 
 
 def _session() -> Session | None:
@@ -40,7 +40,7 @@ def _session() -> Session | None:
 def _get_ready() -> None:
     if _is_asked.wait(_PAUSE):  # this module was imported for a miss, which imports the rest by itself
         return
-    with contextlib.suppress(Exception), collector_paused():  # the first question meets it again, and says it
+    with contextlib.suppress(Exception):  # the first question meets it again, and says it
         from . import remote
 
         if session := remote.current():

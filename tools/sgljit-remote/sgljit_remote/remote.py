@@ -18,6 +18,7 @@ from sgljit_core import log
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.manifest import FILE
 from sgljit_core.errors import ConfigError
+from sgljit_core.lazy import collector_paused
 from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
@@ -129,7 +130,8 @@ class Remote:
             step = self._while_asking.pop()
         except IndexError:  # another thread has taken the last one
             return
-        step()
+        with collector_paused():  # most steps import
+            step()
 
     def get_ready(self) -> None:
         """Import what the store needs, which no question then waits for. Raises RemoteUnavailableError."""

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core.errors import UntrustedCacheError
-from sgljit_core.lazy import collector_paused
 
 from . import owned
 from .errors import KeyFileError, RefusedObjectError
@@ -39,7 +38,7 @@ _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+(MCowBQYDK2VwAyEA[\w+/]{43}=)\
 
 def import_library() -> None:
     """Import what verifies a signature. Where it is missing, the check of a signature says so."""
-    with contextlib.suppress(ImportError), collector_paused():
+    with contextlib.suppress(ImportError):
         import cryptography.exceptions
         import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
 

@@ -31,6 +31,13 @@ found["modules"] = [name for name in sys.modules if name.startswith(("sgljit_rem
 found["new"] = sorted(set(sys.modules) - before)
 print(json.dumps(found))
 """
+AFTER_A_FAMILY = """
+import threading
+dir(sgljit_core.ops["norm"])
+for thread in threading.enumerate():
+    if thread.name == "sgljit-remote-ready":
+        thread.join()
+"""
 FROZEN = LOAD.replace("values = []", "values = []\nsgljit_core.freeze('error')")
 FORKED = """
 import os, sys
@@ -131,6 +138,15 @@ def test_the_first_artifact_imports_little(run, published):
     assert "packaging.requirements" not in new  # 8 ms
     assert sys.version_info < (3, 11) or "encodings.cp437" not in new  # 0.4 ms, for names of files that are ASCII
     assert len(new) <= 70, new  # 69 in an environment of wheels
+
+
+def test_behind_a_family_the_first_artifact_imports_nothing(run, published):
+    """What asks and verifies takes longer to import than the artifact to bring: the family's thread has done it."""
+    code = LOAD.replace("before = ", f"{AFTER_A_FAMILY}before = ")
+    output, _ = run(code, "1", cache="second", **published)
+    found = json.loads(output)
+    assert found["hits"] == {"remote": 1}
+    assert [name for name in found["new"] if not name.startswith("sgljit_core.")] == []  # which looks for a compiler
 
 
 def test_code_of_a_stranger_is_not_run_but_compiled_here(run, server, published, tmp_path):
