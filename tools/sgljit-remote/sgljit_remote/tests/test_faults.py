@@ -58,6 +58,7 @@ def test_what_is_not_there_is_a_miss_and_the_next_question_is_asked(filled, sess
 @pytest.fixture
 def assert_costs_one_time_out_and_one_warning(filled, session, cache, said):
     def check(fault, reason, seconds):
+        """How often the server was asked: where it does not answer, each is a time-out."""
         filled.objects[f"/{index.NAME}"] = index.dump([])
         filled.fault = fault
         one = session(timeout=seconds)
@@ -72,6 +73,7 @@ def assert_costs_one_time_out_and_one_warning(filled, session, cache, said):
         assert f"the remote {filled.url} cannot be used now: " in warning
         assert re.search(reason, warning), warning
         assert files(cache) == []
+        return asked
 
     return check
 
@@ -115,7 +117,8 @@ def test_a_remote_that_answers_wrongly_costs_one_time_out_and_one_warning(
 def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
     assert_costs_one_time_out_and_one_warning, fault, reason, place
 ):
-    assert_costs_one_time_out_and_one_warning(place(fault), reason, 1)
+    answered = place is only  # the index
+    assert assert_costs_one_time_out_and_one_warning(place(fault), reason, 1) == answered + 1
 
 
 @pytest.mark.parametrize(
