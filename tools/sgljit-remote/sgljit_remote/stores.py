@@ -248,7 +248,8 @@ class FsspecStore(Store):
 
 def _is_range(error: Exception) -> bool:
     """Whether a store has no such range: as s3fs says it, or by the status that packages of other stores name."""
-    return getattr(error, "errno", 0) == errno.EINVAL or 416 in (getattr(error, at, 0) for at in ("code", "status_code"))
+    status = getattr(error, "status_code", getattr(error, "code", 0))
+    return getattr(error, "errno", 0) == errno.EINVAL or status == 416
 
 
 def _is_empty(files: Any, path: str) -> bool:
