@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sgljit_remote import index, objects, signing, transfer
+from sgljit_remote import index, objects, signing, stores, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RemoteUnavailableError
 from sgljit_remote.index import Archive
@@ -187,6 +187,25 @@ def test_a_refused_connection_is_a_warning(no_pauses, cache, said):
     (warning,) = said()
     assert "Connection refused" in warning
     assert "for 20 s. This process asks it no more, and compiles what is missing" in warning
+
+
+def test_a_file_server_that_hangs_costs_one_time_out_and_one_warning(tmp_path, session, cache, said, monkeypatch):
+    over, asked = threading.Event(), []
+
+    def hang(_, name):
+        asked.append(name)
+        over.wait(120)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(stores.DirectoryStore, "_open", hang)
+    one = session(str(tmp_path), timeout=0.5)
+    with within(0.5):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    over.set()
+    assert asked == [index.NAME]
+    (warning,) = said()
+    assert f"the remote {tmp_path} cannot be used now: no answer, for 0.5 s" in warning
 
 
 def test_threads_that_miss_at_once_wait_one_time_out_in_all(filled, session, cache, said):
