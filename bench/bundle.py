@@ -2,8 +2,9 @@
 
 A fresh process makes a Llama of transformers with random weights, compiles it with the backend of sgljit-compile, and
 takes a prompt and then one token behind it: two graphs. "Empty" is the process whose caches `sgljit cache bundle`
-writes to a file. "Bundle" begins with empty directories, into which `sgljit cache unbundle` lays the file first. "Warm"
-runs in the directories of "empty". They take turns:
+writes to a file. "Bundle" begins with empty directories, into which `sgljit cache unbundle` lays the file first, and
+"bundle, by the process" with empty ones into which it lays the file itself, behind its imports. "Warm" runs in the
+directories of "empty". They take turns:
 
     python bench/bundle.py [--rounds 3] [--tiny] [--output bench/results/bundle.md]
 
@@ -36,14 +37,15 @@ CACHES = {
 }
 NOTE = """
 Seconds, medians of {rounds} rounds; a Llama of {layers} layers, {hidden} wide, with random weights, {dtype}; the bundle
-has {size:.1f} MB. "Laid out": all of `sgljit cache unbundle`, which imports torch and asks for the GPU. "Imports":
-torch, transformers, and the model on the device. "First token": the compiled prompt of {prompt} tokens, to its result.
-"Second token": the compiled step behind it. "Process": from its start to its end, without what is laid out before.
+has {size:.1f} MB. "Laid out": all of `sgljit cache unbundle`, which imports torch and asks for the GPU, or
+`sgljit_remote.unbundle` in the process. "Imports": torch, transformers, and the model on the device. "First token":
+the compiled prompt of {prompt} tokens, to its result. "Second token": the compiled step behind it. "Process": from its
+start to its end, without what the command laid out.
 """
 
 
-def serve(tiny: bool) -> dict[str, float]:
-    """Seconds of a process until its model's first and second token."""
+def serve(tiny: bool, bundle: Path | None) -> dict[str, float]:
+    """Seconds of a process until its model's first and second token, in which it may lay out a bundle."""
     start = time.perf_counter()
     import torch
     import transformers
@@ -58,6 +60,12 @@ def serve(tiny: bool) -> dict[str, float]:
         ids = torch.randint(3, 32000, (1, PROMPT))
         position = torch.tensor([[PROMPT]])
     found = {"imports": time.perf_counter() - start}
+    if bundle is not None:
+        import sgljit_remote
+
+        begin = time.perf_counter()
+        sgljit_remote.unbundle(bundle)
+        found["laid out"] = time.perf_counter() - begin
     compiled = torch.compile(model, backend="sgljit")
     with torch.no_grad():
         for name, tokens, places in (("first token", ids, None), ("second token", ids[:, -1:], position)):
@@ -95,11 +103,11 @@ def measured(place: Path, program: list[str]) -> tuple[dict[str, dict[str, float
     bundle, key = place / "model.bundle", place / "release"
     process(["-m", "sgljit_remote", "key", "new", str(key)], {})
     trusted = {"SGLJIT_TRUSTED_KEYS": f"{key}.pub"}
-    first, second = caches(place / "first"), caches(place / "second")
+    first, second, third = (caches(place / name) for name in ("first", "second", "third"))
 
-    def timed(name: str, environment: dict[str, str], *before: str) -> None:
+    def timed(name: str, environment: dict[str, str], *before: str, more: Sequence[str] = ()) -> None:
         start = time.perf_counter()
-        printed = process([*before, *program], environment)
+        printed = process([*before, *program, *more], environment)
         whole = time.perf_counter() - start
         line = next(line for line in printed.splitlines() if line.startswith("{"))
         rows[name] = {**json.loads(line), "process": whole}
@@ -111,6 +119,7 @@ def measured(place: Path, program: list[str]) -> tuple[dict[str, dict[str, float
     laid_out = time.perf_counter() - start
     timed("bundle", {**second, **trusted})
     rows["bundle"]["laid out"] = laid_out
+    timed("bundle, by the process", {**third, **trusted}, more=["--bundle", str(bundle)])
     timed("warm", first)
     return rows, bundle.stat().st_size
 
@@ -122,17 +131,18 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a model of two layers")
     parser.add_argument("--output", type=Path, help="write the page here")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     tiny = ["--tiny"] if options.tiny else []
     if options.serve:
-        print(json.dumps(serve(options.tiny)))
+        print(json.dumps(serve(options.tiny, options.bundle)))
         return
     rounds = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as place:
             rounds.append(measured(Path(place), [__file__, "--serve", *tiny]))
     rows = []
-    for state in ("empty", "bundle", "warm"):
+    for state in ("empty", "bundle", "bundle, by the process", "warm"):
         found = [times[state] for times, _ in rounds]
         row = {name: f"{statistics.median(one[name] for one in found):.2f}" for name in found[0]}
         rows.append({"caches": state, "laid out": "", **row})

@@ -338,6 +338,17 @@ def test_without_a_compiler_the_first_call_takes_a_fifth_of_a_second(bare, tmp_p
 
 
 @pytest.mark.slow
+def test_the_page_of_first_calls_has_a_row_for_each_family(built, tmp_path):
+    families = ["sgljit-quant", "sgljit-wait-value"]
+    command = [sys.executable, ROOT / "bench" / "first_calls.py", "--dist", built, "--rounds", "1", "--families"]
+    subprocess.run([*command, *families, "--output", tmp_path / "page.md"], cwd=tmp_path, check=False, timeout=600)
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| quant", "| wait_value"))]
+    assert [row[0] for row in rows] == ["quant", "wait_value"]
+    assert all(0 < float(time) < 60_000 for row in rows for time in row[2:])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "machine"),
     [

@@ -111,10 +111,13 @@ def sign_archive(file: Path, key: Ed25519PrivateKey) -> int:
     """Sign the artifacts of an archive; it is replaced, whole or not at all. Returns their number.
 
     Raises:
-        RefusedObjectError: it is no archive, or an artifact of it is damaged.
+        RefusedObjectError: it is no archive, an artifact of it is damaged, or all have more than 2 GiB.
         OSError: it cannot be read or written.
     """
-    artifacts, refused = objects.unpack(file.read_bytes(), ())
+    try:
+        artifacts, refused = objects.unpack(file.read_bytes(), ())
+    except RefusedObjectError as error:
+        raise RefusedObjectError(f"{file} is not signed: {error}") from error
     for place, reason in refused.items():
         raise RefusedObjectError(f"{file}: {place} is damaged: {reason}")
     with owned.replaced(file) as written:

@@ -49,7 +49,8 @@ def sign(
 ) -> None:
     """Sign artifacts: of wheels, of archives of `sgljit cache export`, and of directories for SGLJIT_PREBUILT_PATH.
 
-    A process with SGLJIT_TRUSTED_KEYS loads and imports no others from there.
+    A process with SGLJIT_TRUSTED_KEYS loads and imports no others from there. The artifacts of an archive may have 2
+    GiB in all: export families one by one where they have more.
     """
     named = key or config.settings(str(Path.cwd())).signing_key
     if named is None:

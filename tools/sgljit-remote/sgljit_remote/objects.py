@@ -123,7 +123,11 @@ def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfil
     members = archive.infolist()
     if len(members) > _MEMBERS:
         raise RefusedObjectError(f"it holds more than {_MEMBERS} files")
-    if sum(member.file_size for member in members) > min(LARGEST, _RATIO * size + _SLACK):
+    whole = sum(member.file_size for member in members)
+    if whole > LARGEST:
+        most = f"the {LARGEST} that one archive may have: make several, such as one of each family"
+        raise RefusedObjectError(f"its files have {whole} bytes, more than {most}")
+    if whole > _RATIO * size + _SLACK:
         raise RefusedObjectError(f"it holds far more than it can: more than {_RATIO} times its own size")
     found: dict[str, dict[str, zipfile.ZipInfo]] = {}
     for member in members:

@@ -26,6 +26,8 @@ def directory(root: Path, *names: str) -> Iterator[int]:
         OSError: one is missing, or cannot be opened.
     """
     with _no_cache():
+        # Not by the core's walk of a cache, which the variable waives: to share its steps would be a call more for each
+        # directory of a warm load.
         descriptor, path = trust.walk(root), root
         try:
             for name in names:

@@ -59,6 +59,10 @@ class RegistryStore(Store):
         self._authorization = ""  # as the registry has asked for it last
         self._client = web.Client(seconds)
 
+    def get_ready(self) -> None:
+        if self._root.startswith("https:"):
+            self._client.get_ready()
+
     def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
         with self._answered(self._manifest(name), deadline, headers={"Accept": _MANIFEST}) as answer:
             if answer is None:

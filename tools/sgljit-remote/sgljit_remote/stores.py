@@ -152,18 +152,19 @@ class HttpStore(Store):
             self._client.get_ready()
 
     def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
-        tag, sink.tag = sink.tag, ""  # for one attempt: if it fails before the body, the next one begins anew
-        headers = {"Range": f"bytes={sink.size}-", "If-Range": tag} if tag else {}
-        with self._client.answered(self._url(name), deadline, self._authorization, headers=headers) as answer:
-            if answer is None:
-                return False
-            if tag and web.goes_on(answer, sink.size):
-                sink.tag = tag
-            else:
-                sink.begin(web.tag(answer))
-            for piece in web.pieces(answer, name, most - sink.size, deadline):
-                sink.write(piece)
-            return True
+        headers = {"Range": f"bytes={sink.size}-", "If-Range": sink.tag} if sink.tag else {}
+        try:
+            with self._client.answered(self._url(name), deadline, self._authorization, headers=headers) as answer:
+                if answer is None:
+                    return False
+                if not (sink.tag and web.goes_on(answer, sink.size)):
+                    sink.begin(web.tag(answer))
+                for piece in web.pieces(answer, name, most, deadline, sink.size):
+                    sink.write(piece)
+                return True
+        except web.OtherPartError:
+            sink.tag = ""  # the next attempt begins anew
+            raise
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         headers = {"Content-Type": "application/octet-stream", **({} if replace else {"If-None-Match": "*"})}
@@ -196,8 +197,8 @@ class FsspecStore(Store):
                 content: bytes = files.cat_file(path, start=0, end=most + 1)
             except FileNotFoundError:
                 return False
-            except Exception:
-                if not _is_empty(files, path):
+            except Exception as error:
+                if not (_is_range(error) and _is_empty(files, path)):
                     raise
                 content = b""  # of which S3 gives no range: status 416
         if len(content) > most:
@@ -229,7 +230,7 @@ class FsspecStore(Store):
         self.get_ready()
         try:
             files, path = url_to_fs(self._url)  # which is kept, and made anew in a forked child
-        except ValueError as error:
+        except (ImportError, ValueError) as error:
             raise RemoteUnavailableError(str(error)) from error
         return files, f"{path.rstrip('/')}/{name}"
 
@@ -243,6 +244,12 @@ class FsspecStore(Store):
             raise RemoteUnavailableError(str(error)) from error
         except Exception as error:  # a package's, and may be anything
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+def _is_range(error: Exception) -> bool:
+    """Whether a store has no such range: as s3fs says it, or by the status that packages of other stores name."""
+    status = getattr(error, "status_code", getattr(error, "code", 0))
+    return getattr(error, "errno", 0) == errno.EINVAL or status == 416
 
 
 def _is_empty(files: Any, path: str) -> bool:

@@ -24,11 +24,15 @@ from .asking import StalledError, TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
 
 _PIECE = 1 << 16
-_PASSING = (408, 409, 416, 425, 429)  # 409: another write, or no such directory; 416: a part that is not there
+_PASSING = (408, 409, 425, 429)  # 409: another write, or no such directory
 
 
 class ExistsError(Exception):
     """The server has the object already."""
+
+
+class OtherPartError(TryAgainError):
+    """The server does not go on where an attempt has ended."""
 
 
 class UnauthorizedError(RemoteUnavailableError):
@@ -136,6 +140,7 @@ class Client:
         Raises:
             UnauthorizedError: status 401.
             ExistsError: status 412, to a PUT.
+            OtherPartError: status 416.
         """
         asked = urllib.request.Request(url, **request)  # noqa: S310 - the scheme is one of HTTP's
         if authorization:
@@ -153,6 +158,8 @@ class Client:
                 raise UnauthorizedError(text, error.headers.get("WWW-Authenticate", "")) from error
             elif error.code == 412 and asked.get_method() == "PUT":
                 raise ExistsError(text) from error
+            elif error.code == 416:
+                raise OtherPartError(text) from error
             elif error.code in _PASSING or error.code >= 500:
                 raise TryAgainError(text) from error
             else:
@@ -178,14 +185,14 @@ def tag(answer: Any) -> str:
 def goes_on(answer: Any, size: int) -> bool:
     """Whether the answer is the rest of an object behind so many bytes; if not, it is all of it.
 
-    Raises TryAgainError: it is another part.
+    Raises OtherPartError: it is another part.
     """
     if answer.status != 206:
         return False
     part = str(answer.headers.get("Content-Range") or "")
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", part)
     if found is None or int(found[1]) != size or int(found[2]) + 1 != int(found[3]):
-        raise TryAgainError(f"it answers with {part or 'a part without a Content-Range'}; asked for bytes {size}-")
+        raise OtherPartError(f"it answers with {part or 'a part without a Content-Range'}; asked for bytes {size}-")
     return True
 
 
@@ -194,12 +201,17 @@ def body(answer: Any, name: str, most: int, deadline: float) -> bytes:
     return b"".join(pieces(answer, name, most, deadline))
 
 
-def pieces(answer: Any, name: str, most: int, deadline: float) -> Iterator[bytes]:
-    """The body of an answer, of at most so many bytes. Raises as a store does, also at its end."""
-    length = int(answer.headers.get("Content-Length") or -1)
+def pieces(answer: Any, name: str, most: int, deadline: float, sent: int = 0) -> Iterator[bytes]:
+    """The body of an answer. Raises as a store does, also at its end.
+
+    Args:
+        most: the object may have so many bytes.
+        sent: so many of them came with other answers.
+    """
+    named = answer.headers.get("Content-Length")
+    length = sent + int(named) if named else 0
     if length > most:
         raise too_large(name, most)
-    sent = 0
     while piece := answer.read1(_PIECE):
         sent += len(piece)
         if sent > most:

@@ -19,6 +19,7 @@ from sgljit_remote.remote import Remote, Session, put_in_place
 
 from . import served
 from .forks import Forks, forks
+from .real import bucket, nginx, running  # noqa: F401 - fixtures
 
 # Warnings of a build that takes long, as each does on a busy machine.
 _LATE = re.compile(r"^(?:waiting for process|still compiling) .*\n", re.MULTILINE)

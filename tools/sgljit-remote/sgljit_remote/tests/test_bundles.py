@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -457,15 +458,42 @@ def test_a_pull_goes_on_with_the_same_object_alone(cut, server, tmp_path, remote
     assert len(asked) == 2
 
 
-def other_part(handler):
-    handler.send_response(206)
-    handler.send_header("Content-Range", "bytes 0-9/10")
-    handler.end_headers()
-    handler.wfile.write(bytes(10))
+def part(start, end):
+    """Answers with these bytes alone."""
+
+    def fault(handler):
+        content = served.content_of(handler)
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
+        handler.send_header("Content-Length", str(end + 1 - start))
+        handler.end_headers()
+        handler.wfile.write(content[start : end + 1])
+        return True
+
+    return fault
+
+
+def hung_up(handler):
+    handler.close_connection = True
     return True
 
 
-@pytest.mark.parametrize("answer", [served.status(416), served.status(503), other_part])
+@pytest.mark.parametrize("answer", [served.status(503), hung_up], ids=["busy", "hung up"])
+def test_what_came_is_kept_while_a_server_starts_again(cut, server, tmp_path, remote, signed, answer):
+    """A restart is when transfers break off, and the next request may come before its end."""
+    content, asked = cut
+    once, rest = server.fault, f"bytes={len(content) // 2}-"
+    server.fault = lambda handler: once(handler) or (len(asked) == 2 and answer(handler))
+    transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "large")
+    assert (tmp_path / "got.bundle").read_bytes() == content
+    assert asked == [None, rest, rest]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [served.status(416), part(0, 9), part(1 << 19, (1 << 19) + 9)],
+    ids=["status 416", "another part", "an end that comes early"],
+)
 def test_a_server_that_does_not_go_on_is_asked_for_all(cut, server, tmp_path, remote, signed, answer):
     content, asked = cut
     once = server.fault
@@ -475,11 +503,31 @@ def test_a_server_that_does_not_go_on_is_asked_for_all(cut, server, tmp_path, re
     assert asked == [None, f"bytes={len(content) // 2}-", None]
 
 
+def unsized(handler):
+    """Answers with the rest that is asked for, and 100,000 bytes of it more, without a Content-Length."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", f"bytes {1 << 19}-{(1 << 20) - 1}/{1 << 20}")
+    handler.end_headers()
+    with contextlib.suppress(OSError):  # nobody reads the end
+        handler.wfile.write(bytes((1 << 19) + 100_000))
+    handler.close_connection = True
+    return True
+
+
 def test_what_goes_on_is_not_more_than_may_be(cut, server, remote, signed):
     _, asked = cut
     with pytest.raises(RefusedObjectError, match=r"large\.bundle has more than 600000 bytes"):
         remote(**signed).get("sgljit-1/bundles/large.bundle", most=600_000)
     assert len(asked) == 1  # by its Content-Length
+
+
+def test_the_limit_of_an_object_is_said_also_where_a_part_of_it_is_there(cut, server, remote, signed):
+    _, asked = cut
+    once = server.fault
+    server.fault = lambda handler: once(handler) or unsized(handler)
+    with pytest.raises(RefusedObjectError, match=r"large\.bundle has more than 1048576 bytes"):
+        remote(**signed).get("sgljit-1/bundles/large.bundle", most=1 << 20)
+    assert len(asked) == 2
 
 
 class Full(io.BytesIO):

@@ -226,6 +226,17 @@ def test_an_archive_with_a_damaged_artifact_is_not_signed(prebuilt, trusted, key
         assert file.read_bytes() == damaged
 
 
+def test_an_archive_that_is_too_large_for_one_is_not_signed_and_says_so(prebuilt, key, tmp_path, monkeypatch):
+    file = tmp_path / "archive.zip"
+    content = objects.pack([served.artifact(1)], None)
+    file.write_bytes(content)
+    monkeypatch.setattr(objects, "LARGEST", 100)
+    reason = r"more than the 100 that one archive may have: make several, such as one of each family"
+    with pytest.raises(RefusedObjectError, match=rf"archive\.zip is not signed: its files have \d+ bytes, {reason}"):
+        commands.sign([file], key)
+    assert file.read_bytes() == content
+
+
 @pytest.fixture
 def wheel(prebuilt, tmp_path):
     """A wheel that carries the artifact."""

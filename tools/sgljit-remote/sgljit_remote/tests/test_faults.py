@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sgljit_remote import index, objects, signing, transfer
+from sgljit_remote import index, objects, signing, stores, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RemoteUnavailableError
 from sgljit_remote.index import Archive
@@ -58,6 +58,7 @@ def test_what_is_not_there_is_a_miss_and_the_next_question_is_asked(filled, sess
 @pytest.fixture
 def assert_costs_one_time_out_and_one_warning(filled, session, cache, said):
     def check(fault, reason, seconds):
+        """How often the server was asked: where it does not answer, each is a time-out."""
         filled.objects[f"/{index.NAME}"] = index.dump([])
         filled.fault = fault
         one = session(timeout=seconds)
@@ -72,6 +73,7 @@ def assert_costs_one_time_out_and_one_warning(filled, session, cache, said):
         assert f"the remote {filled.url} cannot be used now: " in warning
         assert re.search(reason, warning), warning
         assert files(cache) == []
+        return asked
 
     return check
 
@@ -115,7 +117,8 @@ def test_a_remote_that_answers_wrongly_costs_one_time_out_and_one_warning(
 def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
     assert_costs_one_time_out_and_one_warning, fault, reason, place
 ):
-    assert_costs_one_time_out_and_one_warning(place(fault), reason, 1)
+    answered = place is only  # the index
+    assert assert_costs_one_time_out_and_one_warning(place(fault), reason, 1) == answered + 1
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,25 @@ def test_a_refused_connection_is_a_warning(no_pauses, cache, said):
     (warning,) = said()
     assert "Connection refused" in warning
     assert "for 20 s. This process asks it no more, and compiles what is missing" in warning
+
+
+def test_a_file_server_that_hangs_costs_one_time_out_and_one_warning(tmp_path, session, cache, said, monkeypatch):
+    over, asked = threading.Event(), []
+
+    def hang(_, name):
+        asked.append(name)
+        over.wait(120)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(stores.DirectoryStore, "_open", hang)
+    one = session(str(tmp_path), timeout=0.5)
+    with within(0.5):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    over.set()
+    assert asked == [index.NAME]
+    (warning,) = said()
+    assert f"the remote {tmp_path} cannot be used now: no answer, for 0.5 s" in warning
 
 
 def test_threads_that_miss_at_once_wait_one_time_out_in_all(filled, session, cache, said):

@@ -155,9 +155,11 @@ def test_code_of_a_stranger_is_not_run_but_compiled_here(run, server, published,
     for name, content in server.objects.items():
         (found,) = objects.unpack(content, ()).artifacts
         server.objects[name] = objects.pack([Artifact(found.manifest, found.payload)], stranger)
+    server.requests.clear()
     output, errors = run(LOAD, "1", cache="second", **published)
     assert json.loads(output)["values"] == [1]
     assert json.loads(output)["builds"] == {"compiled": 1}
+    assert {request.partition(" ")[0] for request in server.requests} == {"GET"}  # a remote is read alone by default
     assert "is refused and not used: " in errors
     assert "it is signed by none of the keys of SGLJIT_TRUSTED_KEYS" in errors
 

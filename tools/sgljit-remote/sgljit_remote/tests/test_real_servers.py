@@ -1,20 +1,10 @@
-"""Servers that others wrote: nginx from Debian, over HTTP and TLS, and an S3 server.
-
-``apt-get install nginx`` and ``pip install "moto[server]" s3fs`` bring them; what is missing is skipped. moto is the S3
-server that installs from PyPI, in Python alone.
-"""
+"""nginx, over HTTP and TLS, and an S3 server."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import ipaddress
 import os
-import shutil
-import socket
-import subprocess
-import threading
-import uuid
 from pathlib import Path
 
 import pytest
@@ -26,81 +16,12 @@ from sgljit_remote import objects, signing, transfer
 from sgljit_remote.objects import object_name
 
 from .conftest import files
+from .real import proxy
 from .served import artifact, within
 
 pytestmark = pytest.mark.slow
 ONE, OTHER = artifact(1), artifact(2)
 LOCATION, TOOLCHAIN = ONE.manifest.location.path, ONE.manifest.toolchain_key
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-CONFIGURATION = """
-{user}
-daemon off;
-error_log {place}/error.log;
-pid {place}/pid;
-events {{}}
-http {{
-  access_log {place}/access.log;
-  client_body_temp_path {place}/body;
-  proxy_temp_path {place}/proxy;
-  fastcgi_temp_path {place}/fastcgi;
-  uwsgi_temp_path {place}/uwsgi;
-  scgi_temp_path {place}/scgi;
-  client_max_body_size 2g;
-  server {{
-    listen 127.0.0.1:{port} {tls};
-    root {place}/store;
-    location / {{ dav_methods PUT; create_full_put_path on; }}
-    location /busy/ {{ return 503; }}
-  }}
-}}
-"""
-
-
-@pytest.fixture
-def nginx(tmp_path):
-    """Start nginx on a socket that it inherits; the port, and the directory that it serves."""
-    if NGINX is None:
-        pytest.skip("there is no nginx")
-    place, running = tmp_path / "nginx", []
-    (place / "store").mkdir(parents=True)
-    user = "user root;" if os.geteuid() == 0 else ""  # else its workers could not read the directories of tests
-
-    def start(tls=""):
-        listening = socket.create_server(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        file = place / "nginx.conf"
-        file.write_text(CONFIGURATION.format(user=user, place=place, port=port, tls="ssl; " + tls if tls else ""))
-        command = [NGINX, "-c", file, "-e", place / "error.log", "-p", place]
-        with listening:
-            inherits = {"env": {**os.environ, "NGINX": f"{listening.fileno()};"}, "pass_fds": [listening.fileno()]}
-            running.append(subprocess.Popen(command, **inherits))
-        return port, place
-
-    yield start
-    for process in running:
-        process.terminate()
-        process.wait(10)
-
-
-@contextlib.contextmanager
-def cutting(port, most):
-    """A port that passes connections on to another one, while the block runs. The first is cut after so many bytes."""
-    left = [most]
-
-    def work():
-        with contextlib.suppress(OSError):  # it is closed
-            while True:
-                client, _ = listening.accept()
-                with client, socket.create_connection(("127.0.0.1", port)) as server:
-                    server.sendall(client.recv(1 << 16))
-                    while left[0] > 0 and (piece := server.recv(1 << 16)):
-                        client.sendall(piece[: left[0]])
-                        left[0] -= len(piece)
-                    left[0] = 1 << 40
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=work, daemon=True).start()
-        yield listening.getsockname()[1]
 
 
 def test_a_transfer_from_nginx_goes_on_where_it_broke_off(nginx, remote, signed, tmp_path):
@@ -109,8 +30,9 @@ def test_a_transfer_from_nginx_goes_on_where_it_broke_off(nginx, remote, signed,
     bundle = place / "store/sgljit-1/bundles/large.bundle"
     bundle.parent.mkdir(parents=True)
     bundle.write_bytes(content)
-    with cutting(port, most) as cut:
-        transfer.pull_bundle(remote(f"http://127.0.0.1:{cut}", timeout=20.0, **signed), tmp_path / "got", "large")
+    with proxy(port) as one:
+        one.fault, one.left, one.times = "cut", most, 1
+        transfer.pull_bundle(remote(f"http://127.0.0.1:{one.port}", timeout=20.0, **signed), tmp_path / "got", "large")
     assert (tmp_path / "got").read_bytes() == content
     *_, first, second = [line.split('"')[2].split() for line in (place / "access.log").read_text().splitlines()]
     assert first[0] == "200"
@@ -187,28 +109,6 @@ def test_tls_asks_for_a_certificate_that_this_machine_trusts(
     assert "CERTIFICATE_VERIFY_FAILED" in said()[0]
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     assert session(f"https://127.0.0.1:{port}", **signed).fetch(LOCATION, TOOLCHAIN, root) == root
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    """The URL of a bucket of a server, and the server."""
-    server = pytest.importorskip("moto.server", reason='pip install "moto[server]" s3fs')
-    s3fs = pytest.importorskip("s3fs")
-    s3fs.S3FileSystem.clear_instance_cache()
-    running = server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    name = f"kernels-{uuid.uuid4().hex[:8]}"
-    s3fs.S3FileSystem().mkdir(name)
-    yield f"s3://{name}/here", running
-    running.stop()
 
 
 def test_a_bucket_is_pushed_to_and_read(bucket, pushed, session, signed, tmp_path, said):

@@ -1,16 +1,12 @@
-"""Registries of container images: Debian's (``apt-get install docker-registry``), and what a bad one can answer."""
+"""Registries of container images: Debian's, and what a bad one can answer."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
 import hashlib
 import http.server
 import json
-import re
-import shutil
-import subprocess
 import threading
 import time
 from urllib.parse import parse_qs, urlsplit
@@ -32,35 +28,8 @@ from .served import artifact, redirecting, within
 ONE, OTHER = artifact(1), artifact(2)
 LOCATION, TOOLCHAIN = ONE.manifest.location.path, ONE.manifest.toolchain_key
 LATER = time.monotonic() + 3600
-PROGRAM = shutil.which("docker-registry")
 # "someone:secret", by bcrypt.
 PASSWORDS = "someone:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n"
-
-
-@pytest.fixture
-def running(tmp_path):
-    """Start Debian's registry with lines of its configuration; host and port."""
-    if PROGRAM is None:
-        pytest.skip("there is no docker-registry")
-    with contextlib.ExitStack() as stack:
-
-        def running(more=""):
-            place = tmp_path / "registry"
-            place.mkdir()
-            text = f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
-            (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:0'}}\n{more}")
-            log = stack.enter_context((place / "log").open("w"))
-            command = [PROGRAM, "serve", str(place / "config.yml")]
-            process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
-            stack.callback(process.terminate)
-            end = time.monotonic() + 60
-            while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", said := (place / "log").read_text())):
-                assert process.poll() is None, said
-                assert time.monotonic() < end, said
-                time.sleep(0.02)
-            return found[1]
-
-        yield running
 
 
 @pytest.mark.slow

@@ -199,6 +199,36 @@ def test_whatever_a_package_raises_is_tried_again_and_then_an_error(cache, said,
     assert "KeyError: 'deep inside'" in said()[0]
 
 
+def test_a_store_that_fails_is_asked_no_more_than_that(monkeypatch, cache, no_pauses):
+    """Whether an object is empty was a second question after each failure, of a store that was down already."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def fail(*_, **__):
+        raise ConnectionError("down")
+
+    sizes = []
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
+    monkeypatch.setattr(MemoryFileSystem, "size", lambda *_: sizes.append(0) or 0)
+    with pytest.raises(RemoteUnavailableError, match="ConnectionError: down"):
+        Remote(Settings("memory://down", timeout=20)).get("x")
+    assert sizes == []
+
+
+def test_a_package_that_lacks_another_is_one_plain_error(monkeypatch):
+    """A file system may import what it needs when it is made."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Lacking(MemoryFileSystem):
+        protocol, cachable = "lacking", False
+
+        def __init__(self, *_, **__):
+            raise ImportError("Install what_is_missing")
+
+    fsspec.register_implementation("lacking", Lacking, clobber=True)
+    with pytest.raises(RemoteUnavailableError, match=r"^Install what_is_missing$"):
+        stores.opened("lacking://here", check_owners=False).get("x", 1, LATER)
+
+
 def test_a_question_ends_at_its_limit_whatever_it_does():
     def hang(_):
         time.sleep(120)
@@ -300,6 +330,12 @@ def test_the_certificates_of_this_machine_are_read_once_where_tls_is_asked_for(s
     assert store.put("x", b"content", LATER, replace=False)
     assert [store.get("x", 10, LATER) for _ in range(3)] == [b"content"] * 3
     assert len(reads) == 2
+
+
+def test_the_certificates_are_read_before_the_time_of_a_question(reads):
+    for url in ("http://host", "oci+http://host/kernels", "https://host", "oci://host/kernels"):
+        stores.opened(url, check_owners=False).get_ready()
+        assert len(reads) == {"http://host": 0, "oci+http://host/kernels": 0, "https://host": 1}.get(url, 2)
 
 
 def test_a_redirect_to_tls_is_followed_and_its_certificate_is_looked_at(server, tmp_path, monkeypatch):

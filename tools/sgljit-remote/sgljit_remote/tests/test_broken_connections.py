@@ -1,0 +1,95 @@
+"""Real servers, behind a connection that fails: one time-out and one warning, and nothing that is not whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from urllib.parse import urlsplit
+
+import pytest
+
+from sgljit_remote.objects import Artifact, object_name
+
+from .conftest import files
+from .real import proxy
+from .served import artifact, within
+
+pytestmark = pytest.mark.slow
+
+PAYLOAD = random.Random(1).randbytes(2 << 20)  # which does not shrink, and stands in no manifest of a registry
+LARGE = Artifact(artifact(size=len(PAYLOAD), sha256=hashlib.sha256(PAYLOAD).hexdigest()).manifest, PAYLOAD)
+LOCATION, TOOLCHAIN = LARGE.manifest.location.path, LARGE.manifest.toolchain_key
+WITHIN = 1 << 20  # bytes of answers: in the midst of the artifact
+
+
+@pytest.fixture(params=["nginx", "bucket", "running"])
+def broken(request, remote, signed, monkeypatch):
+    """The URL of a store of each kind, behind a proxy, and the proxy; the store has one artifact."""
+    server = request.getfixturevalue(request.param)
+    if request.param == "nginx":
+        url = "http://127.0.0.1:{port}/kernels"
+        port, _ = server()
+    elif request.param == "bucket":
+        url, port = server[0], urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+    else:
+        url = "oci+http://127.0.0.1:{port}/kernels"
+        port = int(server().rpartition(":")[2])
+    straight = remote(url.format(port=port), **signed)
+    assert straight.publish_one(LARGE, straight.signer())
+    with proxy(port) as one:
+        if request.param == "bucket":
+            import s3fs
+
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{one.port}")
+            s3fs.S3FileSystem.clear_instance_cache()
+        yield url.format(port=one.port), one
+
+
+@pytest.mark.parametrize("left", [0, WITHIN], ids=["at once", "in the midst"])
+@pytest.mark.parametrize("fault", ["reset", "cut", "stalled", "trickling"])
+def test_a_connection_that_fails_costs_one_time_out_and_one_warning(broken, session, signed, cache, said, fault, left):
+    url, between = broken
+    between.fault, between.left = fault, left
+    one = session(url, timeout=2, **signed)
+    with within(2):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    met, connections = between.met, between.connections
+    assert met > 0
+    if fault in ("stalled", "trickling"):
+        assert met == 1  # each is a time-out
+    with within(0):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+        one.publish(LARGE)
+    assert between.connections == connections
+    (warning,) = said()
+    assert "cannot be used now: " in warning
+    assert warning.endswith("This process asks it no more, and compiles what is missing")
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize("fault", ["reset", "cut"])
+def test_a_connection_that_fails_once_is_made_anew(broken, session, signed, cache, said, fault):
+    url, between = broken
+    between.fault, between.left, between.times = fault, WITHIN, 1
+    assert session(url, **signed).fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert between.met == 1
+    assert (cache / LARGE.place / "module.so").read_bytes() == PAYLOAD
+    assert said() == []
+
+
+@pytest.mark.parametrize("fault", ["reset", "cut", "stalled", "trickling"])
+def test_a_connection_that_fails_while_something_is_published_is_one_warning(
+    broken, session, remote, signed, said, fault
+):
+    url, between = broken
+    between.fault = fault
+    other = artifact(2)
+    with within(2):
+        session(url, timeout=2, is_writable=True, **signed).publish(other)
+    assert between.met == 1 if fault in ("stalled", "trickling") else between.met > 0
+    (warning,) = said()
+    assert "cannot be used now: " in warning
+    between.fault = ""
+    found = remote(url, **signed).get(object_name(other.manifest.location.path, other.manifest.toolchain_key))
+    assert found is None or remote(url, **signed).unpack("x", found).artifacts == (other,)  # whole, or not there
