@@ -40,6 +40,14 @@ def loaded():  # the families that were imported
     return {name[len("sgljit_"):] for name in sys.modules if name.startswith("sgljit_") and "." not in name} - {
         "core", "engines", "sglang"
     }
+
+def counted():  # by op, the calls of ours
+    from sgljit_engines import report
+    calls = {}
+    for use in report():
+        if use.calls:
+            calls[use.op] = calls.get(use.op, 0) + use.calls
+    return calls
 """
 
 

@@ -10,25 +10,32 @@ import importlib.util
 import os
 import re
 import subprocess
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from .process import needs_sglang, on_devices, run
+from .test_functions import GATE, GROUPS, QUANTIZATION, ROTATIONS, STORES
 
 
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="the other tests run in this environment")
-def test_in_an_environment_of_its_own(tmp_path):
+def test_in_an_environment_of_its_own(tmp_path, monkeypatch, capsys):
     from . import environment  # with pip, which the other tests do without
 
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # nothing of the checkout but what is installed there
+    monkeypatch.chdir(tmp_path)  # nor its configuration of pytest
+    began = time.monotonic()
     try:
         python = environment.make(tmp_path / "sglang")
     except subprocess.CalledProcessError as error:
         if re.search(r"from versions: none|connection|resolve host", error.stderr, re.IGNORECASE):
             pytest.skip(f"no package index: {error.stderr.strip().splitlines()[-1]}")
         raise AssertionError(error.stderr) from error
+    installed = time.monotonic()
     before = files_of_sglang(tmp_path)
     options = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning", "-rs", "-m", "not gpu")
     result = subprocess.run(
@@ -39,6 +46,9 @@ def test_in_an_environment_of_its_own(tmp_path):
     )
     assert result.returncode == 0, result.stdout
     assert "SGLang is not installed" not in result.stdout
+    passed = re.search(r"\d+ passed.*", result.stdout)[0]
+    with capsys.disabled():
+        print(f"\nSGLang: installed in {installed - began:.0f} s; {passed}")
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", "sgljit-sglang"], check=True, capture_output=True)
     assert before == files_of_sglang(tmp_path), "SGLang is not what it was"
     result = subprocess.run([python, "-W", "ignore", "-c", UNINSTALLED], capture_output=True, text=True)
@@ -289,3 +299,127 @@ def test_a_norm_in_a_compiled_graph():
         assert torch.equal(compiled(x), expected)
     """
     run(code)
+
+
+@needs_sglang
+@on_devices
+def test_sglangs_pools_and_rotation_store_by_ours(device):
+    code = """
+        from types import SimpleNamespace as Named
+        from sglang.srt.models import utils
+
+        options = {"size": 32, "page_size": 4, "dtype": torch.bfloat16, "layer_num": 2, "device": DEVICE}
+        options["enable_memory_saver"] = False
+        pool = memory_pool.MHATokenToKVPool(head_num=2, head_dim=64, enable_alt_stream=False, **options)
+        of_mla = memory_pool.MLATokenToKVPool(kv_lora_rank=512, qk_rope_head_dim=64, dcp_replicated=True, **options)
+        layer, slots = Named(layer_id=1, k_scale=None, v_scale=None), torch.tensor([9, 2, 35])
+
+        def stored(pool, *rows):
+            for cache, part in zip((pool.get_key_buffer(1), pool.get_value_buffer(1)), rows):
+                others = torch.ones(36, dtype=torch.bool)
+                others[slots] = False
+                torch.testing.assert_close(cache[slots], part)
+                assert not cache[others].any()
+            assert not pool.get_key_buffer(0).any()
+
+        k, v = torch.randn(2, 3, 2, 64).bfloat16()
+        pool.set_kv_buffer(layer, slots, k, v)
+        stored(pool, k, v)
+        latent, turned = torch.randn(3, 1, 512).bfloat16(), torch.randn(3, 1, 64).bfloat16()
+        of_mla.set_mla_kv_buffer(layer, slots, latent, turned)
+        stored(of_mla, torch.cat([latent, turned], -1), latent)
+        assert counted() == {"store_cache": 1, "set_mla_kv_buffer": 1}, counted()
+
+        utils.get_token_to_kv_pool = lambda: pool
+        rotation = base.RotaryEmbedding(64, 64, 32, 10000, True, torch.bfloat16)
+        q, k, v = torch.randn(3, 256).bfloat16(), *torch.randn(2, 3, 128).bfloat16()
+        positions = torch.tensor([3, 0, 31])
+        expected = [one.bfloat16() for one in rotation.forward_native(positions, q.float(), k.float())]
+        argument = utils.create_fused_set_kv_buffer_arg(v, layer, Named(out_cache_loc=slots))
+        rotation.forward_cuda(positions, q, k, fused_set_kv_buffer_arg=argument)
+        torch.testing.assert_close([q, k], expected)
+        stored(pool, k.view(3, 2, 64), v.view(3, 2, 64))
+        assert counted()["apply_rope_inplace_with_kvcache"] == 1 and not theirs
+    """
+    run(code, before=ROTATIONS + STORES, device=device, SGLJIT_ENGINES="rope,kvcache,strict")
+
+
+@needs_sglang
+@on_devices
+def test_sglangs_routing_chooses_experts_by_ours(device):
+    code = """
+        from sglang.srt.layers.moe import topk as routing
+
+        routing._is_cuda, routing.fused_topk_deepseek = True, None  # FlashInfer's
+        x, gates, bias = torch.randn(17, 32), torch.randn(17, 128), torch.randn(128)
+
+        def check(result, scores, among):
+            weights, ids = result
+            best = among.topk(8).indices
+            assert torch.equal(ids.long().sort().values, best.sort().values)
+            chosen = scores.gather(1, ids.long())
+            torch.testing.assert_close(weights, chosen / chosen.sum(1, keepdim=True))
+
+        scores = gates.sigmoid()
+        check(routing.fused_topk(x, gates, 8, True), gates.softmax(-1), gates)
+        check(routing.fused_topk(x, gates, 8, True, bias, "sigmoid"), scores, scores + bias)
+        check(routing.biased_grouped_topk_gpu(x, gates, bias, 8, True, 1, 1), scores, scores + bias)
+        ranked = (scores + bias).unflatten(1, (8, -1))
+        best = ranked.topk(2).values.sum(-1).topk(4).indices
+        kept = torch.zeros(17, 8, dtype=torch.bool).scatter(1, best, True)
+        among = ranked.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+        check(routing.biased_grouped_topk_gpu(x, gates, bias, 8, True, 8, 4), scores, among)
+        assert counted() == {"topk_softmax": 1, "topk_sigmoid": 3} and not theirs, counted()
+    """
+    run(code, before=GATE, device=device)
+
+
+@needs_sglang
+@on_devices
+def test_sglangs_fp8_quantises_by_ours(device):
+    before = """
+        from sglang.kernels.ops.quantization import fp8_kernel
+        fp8_kernel.per_token_group_quant = module.per_token_group_quant
+    """
+    code = """
+        from types import SimpleNamespace as Named
+        from sglang.kernels import fused_op
+        from sglang.srt.layers.activation import SiluAndMul
+        from sglang.srt.layers.quantization import fp8_activation
+
+        def check(result, rows, powers):
+            q, scales = result
+            expected, wanted = quantised(rows, powers)
+            found = unpacked(scales, rows.shape[1] // 128) if powers else scales
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0, check_stride=False)
+            others = (q.float() != expected.float()).float().mean()
+            assert others < 0.01, others
+
+        x = torch.randn(7, 1024).bfloat16()
+        for powers in (False, True):
+            layout = {"column_major_scales": True, "scale_tma_aligned": True, "scale_ue8m0": powers}
+            check(fp8_kernel.sglang_per_token_group_quant_fp8(x, 128, **layout), x, powers)
+        check(fp8_kernel.sglang_per_token_group_quant_fp8(x, 128), x, False)
+        assert counted() == {"per_token_group_quant_fp8": 3} and not theirs, counted()
+
+        class OnCuda(torch.Tensor):
+            is_cuda = True
+
+        fused_op._platform_key = lambda: "cuda"
+        fused_op._platform = lambda: Named(device="cuda", backend="cuda", sm=100)
+        fp8_activation.get_exec = lambda: Named(
+            deterministic=Named(enable_deterministic_inference=False, rl_on_policy_target=None)
+        )
+        fp8_activation.get_lora = lambda: Named(enable_lora=False)
+        fp8_activation.get_forward = lambda: Named(sp_active=False)
+        product = Named(quant_method=object(), weight=torch.empty(64, 512))
+        dense = object.__new__(fp8_activation.DenseSiluAndMulQuant)
+        dense.enabled, dense.down_proj, dense.quant_method, dense.weight_shape = (
+            True, product, product.quant_method, product.weight.shape
+        )
+        result = dense.forward_decode(x.as_subclass(OnCuda), SiluAndMul(), product)
+        check([one.as_subclass(torch.Tensor) for one in result], activated(x, "dense"), True)
+        assert counted()["silu_and_mul_quant"] == 1 and not theirs
+    """
+    before = QUANTIZATION + GROUPS + textwrap.dedent(before)
+    run(code, before=before, device=device, SGLJIT_ENGINES="quant,activation,strict")
