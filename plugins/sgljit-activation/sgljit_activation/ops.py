@@ -155,6 +155,7 @@ def silu_and_mul_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``output_q = silu(gate) * up / output_s`` in FP8 or int8, with the activation of ``silu_and_mul``.
 
@@ -176,9 +177,11 @@ def silu_and_mul_quant(
             saturates, and 0 becomes NaN; by infinity finite values become zeros; by NaN all become NaN. NaN is 0 in
             int8.
         round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``silu_and_mul``, without
-            its own ``round_first``, and a quantisation after it. PyTorch's chain also rounds ``silu(gate)``, so 2 to
-            3 % of its bytes are others.
+            its own ``round_first``, and a quantisation after it.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+        round_each: whether ``silu(gate)`` and ``y`` are both rounded to the input's dtype, as where PyTorch computes
+            one after the other: the bits of ``silu_and_mul(..., round_first=True)`` and a quantisation after it. With
+            ``round_first`` alone 2 to 3 % of the bytes are others.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -199,6 +202,7 @@ def clamped_swiglu_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``output_q = y / output_s`` in FP8 or int8, with ``y`` that of ``clamped_swiglu``.
 
@@ -216,6 +220,8 @@ def clamped_swiglu_quant(
         round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``clamped_swiglu``, without
             its own ``round_first``, and a quantisation after it.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+        round_each: whether the result of each operation is rounded to the input's dtype: the bits of
+            ``clamped_swiglu(..., round_first=True)`` and a quantisation after it.
 
     Raises:
         sgljit_core.errors.TensorMatchError: as ``silu_and_mul_quant``.
@@ -232,6 +238,7 @@ def silu_and_mul_masked_quant(
     *,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``silu_and_mul_quant`` with a scale for each 128 neighbours, of the first ``counts[e]`` tokens of each expert e.
 
@@ -251,6 +258,7 @@ def silu_and_mul_masked_quant(
             a check one below 0 counts as 0, and one above as all.
         round_first: as in ``silu_and_mul_quant``.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+        round_each: as in ``silu_and_mul_quant``.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above; a count is

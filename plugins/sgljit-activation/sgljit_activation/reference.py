@@ -79,10 +79,11 @@ def silu_and_mul_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``silu(gate) * up`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient for FP8, not rounded."""
-    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
-    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64), round_first=round_each)
+    _quantize(input, y, output_q, output_s, is_static, round_first or round_each, scale_ue8m0)
 
 
 def clamped_swiglu_quant(
@@ -96,11 +97,12 @@ def clamped_swiglu_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``clamped_swiglu`` in FP8 or int8, as ``silu_and_mul_quant`` is of ``silu_and_mul``."""
     y = input.new_empty(output_q.shape, dtype=torch.float64)
-    clamped_swiglu(input, y, up, alpha=alpha, limit=limit)
-    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+    clamped_swiglu(input, y, up, alpha=alpha, limit=limit, round_first=round_each)
+    _quantize(input, y, output_q, output_s, is_static, round_first or round_each, scale_ue8m0)
 
 
 def _quantize(
@@ -142,10 +144,11 @@ def silu_and_mul_masked_quant(
     *,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """The first ``counts[e]`` tokens of each expert, one expert after the other."""
     for x, q, scales, count in zip(input, output_q, output_s, counts.tolist(), strict=True):
-        options = {"round_first": round_first, "scale_ue8m0": scale_ue8m0}
+        options = {"round_first": round_first, "scale_ue8m0": scale_ue8m0, "round_each": round_each}
         silu_and_mul_quant(x[:count], q[:count], scales[:count], **options)
 
 

@@ -46,10 +46,13 @@ def check(call: dict[str, Any], s: torch.Tensor, is_static: bool = False) -> Non
     q = wide[:, 16 : 16 + size].view(FP8)
     family.clamped_swiglu_quant(**call, output_q=q, output_s=s, is_static=is_static)
     check_accurate(wanted, q, s, is_static)
-    family.clamped_swiglu_quant(**call, output_q=q, output_s=s, is_static=is_static, round_first=True)
-    expected_q, expected_s = chain(family.clamped_swiglu(**call), given, is_static)
-    assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
-    assert torch.equal(s, expected_s)
+    for flag, round_first in (("round_first", False), ("round_each", True)):
+        wide[:, 16 : 16 + size] = 0x2A
+        s.copy_(given)
+        family.clamped_swiglu_quant(**call, output_q=q, output_s=s, is_static=is_static, **{flag: True})
+        expected_q, expected_s = chain(family.clamped_swiglu(**call, round_first=round_first), given, is_static)
+        assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
+        assert torch.equal(s, expected_s)
     assert all(torch.equal(call[name], x) for name, x in before.items())
     assert (wide[:, :16] == 0x55).all()
     assert (wide[:, 16 + size :] == 0x55).all()
@@ -131,8 +134,8 @@ def test_nan_infinity_and_zeros_stay_in_their_group(device: torch.device):
     gate[0, 256], gate[0, 257] = math.inf, -math.inf
     gate[0, 384:] = math.nan
     q, s = torch.empty(1, 512, dtype=FP8, device=device), torch.empty(1, 4, device=device)
-    for round_first in (False, True):
-        family.clamped_swiglu_quant(gate, q, s, up, limit=7, round_first=round_first)
+    for flags in ({}, {"round_first": True}, {"round_each": True}):
+        family.clamped_swiglu_quant(gate, q, s, up, limit=7, **flags)
         assert s[0].tolist() == pytest.approx([SMALLEST_SCALE, 56 / 448, 7 / 448, SMALLEST_SCALE], rel=2**-8)
         assert (q[0, :128].float() == 0).all()
         assert q[0, 128:131].float().tolist() == pytest.approx([math.nan, 448, 56], nan_ok=True)
