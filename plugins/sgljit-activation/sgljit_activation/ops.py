@@ -203,11 +203,11 @@ def clamped_swiglu_quant(
     round_first: bool = False,
     scale_ue8m0: bool = False,
     round_each: bool = False,
+    is_interleaved: bool = False,
 ) -> None:
     """``output_q = y / output_s`` in FP8 or int8, with ``y`` that of ``clamped_swiglu``.
 
-    The rest is as in ``silu_and_mul_quant``. Gates and values in turn are not taken: order the rows of the projection's
-    weights once.
+    The rest is as in ``silu_and_mul_quant``.
 
     Args:
         input: [..., 2 * d], or [..., d] with ``up``, as in ``clamped_swiglu``.
@@ -222,10 +222,13 @@ def clamped_swiglu_quant(
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
         round_each: whether the result of each operation is rounded to the input's dtype: the bits of
             ``clamped_swiglu(..., round_first=True)`` and a quantisation after it.
+        is_interleaved: whether ``input`` has gates and values in turn, gates at even places: float16 or bfloat16, with
+            rows at multiples of four bytes.
 
     Raises:
         sgljit_core.errors.TensorMatchError: as ``silu_and_mul_quant``.
-        ValueError: as ``silu_and_mul_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite.
+        ValueError: as ``silu_and_mul_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite; ``up``
+            is given with ``is_interleaved``.
     """
 
 
@@ -265,4 +268,37 @@ def silu_and_mul_masked_quant(
             refused.
         ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
             ``scale_ue8m0``.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def clamped_swiglu_masked_quant(
+    input: torch.Tensor,  # noqa: A002 - as the ops above
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+    round_each: bool = False,
+    is_interleaved: bool = False,
+) -> None:
+    """``clamped_swiglu_quant`` of the first ``counts[e]`` tokens of each expert e, a scale for each 128 neighbours.
+
+    The rest is as in ``silu_and_mul_masked_quant``.
+
+    Args:
+        input: [experts, tokens, 2 * d], as in ``silu_and_mul_masked_quant``; or gates and values in turn.
+        output_q: [experts, tokens, d], float8_e4m3fn, with distances of its own.
+        output_s: [experts, tokens, d / 128], float32, or with ``scale_ue8m0`` also int32.
+        counts: [experts], int32.
+        alpha, limit, round_each, is_interleaved: as in ``clamped_swiglu_quant``.
+        round_first: as in ``clamped_swiglu_quant``.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: as ``silu_and_mul_masked_quant``.
+        ValueError: as ``silu_and_mul_masked_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite.
     """

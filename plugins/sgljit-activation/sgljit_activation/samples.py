@@ -63,6 +63,8 @@ def clamped_swiglu_quant(device: torch.device) -> Iterator[dict[str, Any]]:
         if number % 4 == 1:
             gate, up = sample["input"].chunk(2, dim=1)
             yield {**sample, "input": gate, "up": up, "alpha": 1.0, "limit": 2.5}
+        if number % 3 == 1 and sample["input"].dtype != torch.float32:
+            yield {**sample, "is_interleaved": True}
 
 
 def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -79,6 +81,14 @@ def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**sample, "output_s": in_columns, "round_each": True}
             words = torch.zeros(experts, -(-size // 512), rows + 1, dtype=torch.int32, device=device).mT[:, :rows]
             yield {**sample, "output_s": words, "scale_ue8m0": True}
+
+
+def clamped_swiglu_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, also with gates and values in turn, and other numbers than gpt-oss's."""
+    for sample in silu_and_mul_masked_quant(device):
+        yield sample
+        if sample["input"].dtype != torch.float32:
+            yield {**sample, "is_interleaved": True, "alpha": 1.0, "limit": 2.5}
 
 
 def _of_powers(rows: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
