@@ -26,6 +26,7 @@ CASES = (  # of a family and an op: the argument that is out of range, and the o
     ("kvcache", "set_mla_kv_buffer_fp8", "loc", "kv_buffer"),
     ("quant", "masked_group_quant_fp8", "counts", "input"),
     ("activation", "silu_and_mul_masked_quant", "counts", "input"),
+    ("activation", "clamped_swiglu_masked_quant", "counts", "input"),
     ("prologues", "qwen3", "slots", "k_cache"),
     ("prologues", "deepseek_v3", "positions", "cos_sin"),
     ("prologues", "minimax_m2", "slots", "k_cache"),

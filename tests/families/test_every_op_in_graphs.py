@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FAMILIES = {
-    "activation": 7,
+    "activation": 8,
     "norm": 12,
     "quant": 6,
     "rope": 7,

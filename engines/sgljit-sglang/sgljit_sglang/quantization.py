@@ -2,7 +2,7 @@
 
 One function of SGLang has all forms, and each is an op of ours: with SiLU before, for the counted rows of each expert,
 with scales that are powers of two. SGLang's "dense" SiLU is rounded once, after the product, as ``round_first`` is. Its
-other one, which experts have, is rounded before the product, too: ours rounds once for both.
+other one, which experts have, is rounded before the product, too, as ``round_each`` is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _GROUP_SIZES = (16, 32, 64, 128, 256)  # those that SGLang's own kernel takes
 _GROUP = 128  # the one of all forms but the plain one with scales in float32
 _LONGEST = 1 << 15  # elements of a counted row
 _COLUMNS = "column_major_scales"
-_FREE = {"expected_m", _COLUMNS, "silu_and_mul_mode"}  # options of any value
+_MODE = "silu_and_mul_mode"
+_FREE = {"expected_m", _COLUMNS, _MODE}  # options of any value
 
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -71,10 +72,10 @@ def _quantize(
         and (outputs is None or _takes(outputs, _shape(name, input), group_size, scale_ue8m0, input.device))
     ):
         left(name)
-    elif name in _used and _works(name, input, group_size, scale_ue8m0):
+    elif name in _used and _works(name, input, asked := _asked(name, group_size, scale_ue8m0, options.get(_MODE))):
         outputs = outputs or _outputs(_shape(name, input), input, group_size, scale_ue8m0, bool(options.get(_COLUMNS)))
         counts = () if masked_m is None else (masked_m,)
-        if ran(name, input, *outputs, *counts, **_asked(name, group_size, scale_ue8m0)):
+        if ran(name, input, *outputs, *counts, **asked):
             return outputs
     others = (group_size, scale_ue8m0, fuse_silu_and_mul, masked_m, *args)
     return theirs(input, output_q, output_s, *others, **options)
@@ -114,10 +115,10 @@ def _has_silu(name: str) -> bool:
     return name.startswith("silu_and_mul")
 
 
-def _asked(name: str, group_size: int, scale_ue8m0: bool) -> Mapping[str, Any]:
+def _asked(name: str, group_size: int, scale_ue8m0: bool, mode: str | None) -> Mapping[str, Any]:
     """The options of an op."""
     size = {"group_size": group_size} if name == _PLAIN else {}
-    rounding = {"round_first": True} if _has_silu(name) else {}
+    rounding = {"round_first" if mode == "dense" else "round_each": True} if _has_silu(name) else {}
     return {"scale_ue8m0": bool(scale_ue8m0), **size, **rounding}
 
 
@@ -193,17 +194,16 @@ def _takes(outputs: Result, shape: tuple[int, ...], group_size: int, scale_ue8m0
     )
 
 
-def _works(name: str, x: torch.Tensor, group_size: int, scale_ue8m0: bool) -> bool:
+def _works(name: str, x: torch.Tensor, asked: Mapping[str, Any]) -> bool:
     size, device = x.shape[-1], x.device.type
+    group_size, scale_ue8m0 = asked.get("group_size", _GROUP), asked["scale_ue8m0"]
 
     def quantize(kernel: Op, tokens: int) -> None:
         rows = x.new_zeros(*(1 for _ in x.shape[2:]), tokens, size)
         counts = [] if x.ndim == 2 else [torch.full((1,), tokens, dtype=torch.int32, device=x.device)]
-        outputs = _outputs(_shape(name, rows), rows, group_size, scale_ue8m0, True)
-        kernel(rows, *outputs, *counts, **_asked(name, group_size, scale_ue8m0))
+        kernel(rows, *_outputs(_shape(name, rows), rows, group_size, scale_ue8m0, True), *counts, **asked)
 
     def trial(kernel: Op) -> None:
         try_rows(functools.partial(quantize, kernel), size, device)
 
-    form = "powers" if scale_ue8m0 else "scales"
-    return works(name, (size, group_size, form, x.dtype, device), trial)
+    return works(name, (size, *asked.items(), x.dtype, device), trial)

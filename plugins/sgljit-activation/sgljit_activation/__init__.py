@@ -10,6 +10,7 @@ from ._version import __version__
 __all__ = [
     "__version__",
     "clamped_swiglu",
+    "clamped_swiglu_masked_quant",
     "clamped_swiglu_quant",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
@@ -21,6 +22,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .ops import (
         clamped_swiglu,
+        clamped_swiglu_masked_quant,
         clamped_swiglu_quant,
         gelu_and_mul,
         gelu_tanh_and_mul,

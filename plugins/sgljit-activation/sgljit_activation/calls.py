@@ -45,14 +45,27 @@ def silu_and_mul_quant(model: ModelShape | None) -> Calls:
 
 
 def clamped_swiglu_quant(model: ModelShape | None) -> Calls:
-    """As ``silu_and_mul_quant``, of gpt-oss's size, and of that in whole groups."""
-    yield from _quantised(model, 2880)
-    yield from _quantised(model, 2944)
+    """As ``silu_and_mul_quant``, of gpt-oss's size, and of that in whole groups; also with gates and values in turn."""
+    for size in (2880, 2944):
+        for call in _quantised(model, size):
+            yield call
+            yield {**call, "is_interleaved": True}
 
 
 def silu_and_mul_masked_quant(model: ModelShape | None) -> Calls:
     """Experts of Qwen3-MoE and DeepSeek-V3: a kernel is for a size."""
-    for size in (768, 2048) if model is None else ():
+    return _masked(model, (768, 2048))
+
+
+def clamped_swiglu_masked_quant(model: ModelShape | None) -> Calls:
+    """Experts of gpt-oss, in whole groups; also with gates and values in turn."""
+    for call in _masked(model, (2944,)):
+        yield call
+        yield {**call, "is_interleaved": True}
+
+
+def _masked(model: ModelShape | None, sizes: tuple[int, ...]) -> Calls:
+    for size in sizes if model is None else ():
         rows = {
             "input": TensorSpec((TOKENS, 128, 2 * size), "bfloat16"),
             "output_q": TensorSpec((TOKENS, 128, size), "float8_e4m3fn"),

@@ -155,6 +155,7 @@ def silu_and_mul_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``output_q = silu(gate) * up / output_s`` in FP8 or int8, with the activation of ``silu_and_mul``.
 
@@ -176,9 +177,11 @@ def silu_and_mul_quant(
             saturates, and 0 becomes NaN; by infinity finite values become zeros; by NaN all become NaN. NaN is 0 in
             int8.
         round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``silu_and_mul``, without
-            its own ``round_first``, and a quantisation after it. PyTorch's chain also rounds ``silu(gate)``, so 2 to
-            3 % of its bytes are others.
+            its own ``round_first``, and a quantisation after it.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+        round_each: whether ``silu(gate)`` and ``y`` are both rounded to the input's dtype, as where PyTorch computes
+            one after the other: the bits of ``silu_and_mul(..., round_first=True)`` and a quantisation after it. With
+            ``round_first`` alone 2 to 3 % of the bytes are others.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -199,11 +202,12 @@ def clamped_swiglu_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
+    is_interleaved: bool = False,
 ) -> None:
     """``output_q = y / output_s`` in FP8 or int8, with ``y`` that of ``clamped_swiglu``.
 
-    The rest is as in ``silu_and_mul_quant``. Gates and values in turn are not taken: order the rows of the projection's
-    weights once.
+    The rest is as in ``silu_and_mul_quant``.
 
     Args:
         input: [..., 2 * d], or [..., d] with ``up``, as in ``clamped_swiglu``.
@@ -216,10 +220,15 @@ def clamped_swiglu_quant(
         round_first: whether ``y`` is rounded to the input's dtype first, once: the bits of ``clamped_swiglu``, without
             its own ``round_first``, and a quantisation after it.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+        round_each: whether the result of each operation is rounded to the input's dtype: the bits of
+            ``clamped_swiglu(..., round_first=True)`` and a quantisation after it.
+        is_interleaved: whether ``input`` has gates and values in turn, gates at even places: float16 or bfloat16, with
+            rows at multiples of four bytes.
 
     Raises:
         sgljit_core.errors.TensorMatchError: as ``silu_and_mul_quant``.
-        ValueError: as ``silu_and_mul_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite.
+        ValueError: as ``silu_and_mul_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite; ``up``
+            is given with ``is_interleaved``.
     """
 
 
@@ -232,6 +241,7 @@ def silu_and_mul_masked_quant(
     *,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``silu_and_mul_quant`` with a scale for each 128 neighbours, of the first ``counts[e]`` tokens of each expert e.
 
@@ -251,10 +261,44 @@ def silu_and_mul_masked_quant(
             a check one below 0 counts as 0, and one above as all.
         round_first: as in ``silu_and_mul_quant``.
         scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+        round_each: as in ``silu_and_mul_quant``.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above; a count is
             refused.
         ValueError: an output shares memory with itself or another argument; ``output_s`` is int32 without
             ``scale_ue8m0``.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def clamped_swiglu_masked_quant(
+    input: torch.Tensor,  # noqa: A002 - as the ops above
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+    round_each: bool = False,
+    is_interleaved: bool = False,
+) -> None:
+    """``clamped_swiglu_quant`` of the first ``counts[e]`` tokens of each expert e, a scale for each 128 neighbours.
+
+    The rest is as in ``silu_and_mul_masked_quant``.
+
+    Args:
+        input: [experts, tokens, 2 * d], as in ``silu_and_mul_masked_quant``; or gates and values in turn.
+        output_q: [experts, tokens, d], float8_e4m3fn, with distances of its own.
+        output_s: [experts, tokens, d / 128], float32, or with ``scale_ue8m0`` also int32.
+        counts: [experts], int32.
+        alpha, limit, round_each, is_interleaved: as in ``clamped_swiglu_quant``.
+        round_first: as in ``clamped_swiglu_quant``.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: as ``silu_and_mul_masked_quant``.
+        ValueError: as ``silu_and_mul_masked_quant``; ``limit`` is not positive, or NaN; ``alpha`` is not finite.
     """

@@ -79,10 +79,11 @@ def silu_and_mul_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """``silu(gate) * up`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient for FP8, not rounded."""
-    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
-    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+    y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64), round_first=round_each)
+    _quantize(input, y, output_q, output_s, is_static, round_first or round_each, scale_ue8m0)
 
 
 def clamped_swiglu_quant(
@@ -96,11 +97,14 @@ def clamped_swiglu_quant(
     is_static: bool = False,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
+    is_interleaved: bool = False,
 ) -> None:
     """``clamped_swiglu`` in FP8 or int8, as ``silu_and_mul_quant`` is of ``silu_and_mul``."""
     y = input.new_empty(output_q.shape, dtype=torch.float64)
-    clamped_swiglu(input, y, up, alpha=alpha, limit=limit)
-    _quantize(input, y, output_q, output_s, is_static, round_first, scale_ue8m0)
+    options = {"is_interleaved": is_interleaved, "round_first": round_each}
+    clamped_swiglu(input, y, up, alpha=alpha, limit=limit, **options)
+    _quantize(input, y, output_q, output_s, is_static, round_first or round_each, scale_ue8m0)
 
 
 def _quantize(
@@ -142,11 +146,32 @@ def silu_and_mul_masked_quant(
     *,
     round_first: bool = False,
     scale_ue8m0: bool = False,
+    round_each: bool = False,
 ) -> None:
     """The first ``counts[e]`` tokens of each expert, one expert after the other."""
     for x, q, scales, count in zip(input, output_q, output_s, counts.tolist(), strict=True):
-        options = {"round_first": round_first, "scale_ue8m0": scale_ue8m0}
+        options = {"round_first": round_first, "scale_ue8m0": scale_ue8m0, "round_each": round_each}
         silu_and_mul_quant(x[:count], q[:count], scales[:count], **options)
+
+
+def clamped_swiglu_masked_quant(
+    input: torch.Tensor,  # noqa: A002 - as the op
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    round_first: bool = False,
+    scale_ue8m0: bool = False,
+    round_each: bool = False,
+    is_interleaved: bool = False,
+) -> None:
+    """The first ``counts[e]`` tokens of each expert, one expert after the other."""
+    flags = {"round_first": round_first, "scale_ue8m0": scale_ue8m0, "round_each": round_each}
+    for x, q, scales, count in zip(input, output_q, output_s, counts.tolist(), strict=True):
+        given = x[:count], q[:count], scales[:count]
+        clamped_swiglu_quant(*given, alpha=alpha, limit=limit, is_interleaved=is_interleaved, **flags)
 
 
 def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -48,6 +48,9 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                         yield {"input": x, "output_q": q, "output_s": torch.empty(scales, rows, device=device).t()}
                     scale = torch.full((1,), 0.02, device=device)
                     yield {"input": x, "output_q": q, "output_s": scale, "is_static": True, "round_first": True}
+                    if rows == 3:
+                        scales = torch.empty(rows, 1, device=device)
+                        yield {"input": x, "output_q": q, "output_s": scales, "round_each": True}
                     if size % 128 == 0 and rows == 3:
                         for powers in _of_powers(rows, size, device):
                             yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}
@@ -60,6 +63,8 @@ def clamped_swiglu_quant(device: torch.device) -> Iterator[dict[str, Any]]:
         if number % 4 == 1:
             gate, up = sample["input"].chunk(2, dim=1)
             yield {**sample, "input": gate, "up": up, "alpha": 1.0, "limit": 2.5}
+        if number % 3 == 1 and sample["input"].dtype != torch.float32:
+            yield {**sample, "is_interleaved": True}
 
 
 def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -73,8 +78,17 @@ def silu_and_mul_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**sample, "output_s": torch.zeros(experts, rows, size // 128, device=device)}
             in_columns = torch.zeros(experts, size // 128, rows + 1, device=device).mT[:, :rows]
             yield {**sample, "output_s": in_columns, "scale_ue8m0": True, "round_first": True}
+            yield {**sample, "output_s": in_columns, "round_each": True}
             words = torch.zeros(experts, -(-size // 512), rows + 1, dtype=torch.int32, device=device).mT[:, :rows]
             yield {**sample, "output_s": words, "scale_ue8m0": True}
+
+
+def clamped_swiglu_masked_quant(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, also with gates and values in turn, and other numbers than gpt-oss's."""
+    for sample in silu_and_mul_masked_quant(device):
+        yield sample
+        if sample["input"].dtype != torch.float32:
+            yield {**sample, "is_interleaved": True, "alpha": 1.0, "limit": 2.5}
 
 
 def _of_powers(rows: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:

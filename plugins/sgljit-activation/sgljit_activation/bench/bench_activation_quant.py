@@ -51,14 +51,13 @@ KINDS = {
     "group_packed": Kind("per_token_group_quant_fp8", "packed"),
 }
 CLAMPED = "clamped_"  # before a kind: of gpt-oss's activation
-KINDS |= {CLAMPED + name: KINDS[name] for name in ("given", "token", "token_int8", "group", "group_packed")}
+KINDS |= {CLAMPED + name: KINDS[name] for name in ("given", "token", "token_int8", "group", "group_packed", "masked")}
 
 
 def op_of(name: str) -> str:
     """The op that is measured, by the name of its kind."""
-    if name.startswith(CLAMPED):
-        return "clamped_swiglu_quant"
-    return "silu_and_mul_masked_quant" if KINDS[name].is_masked else "silu_and_mul_quant"
+    activation = "clamped_swiglu" if name.startswith(CLAMPED) else "silu_and_mul"
+    return f"{activation}_masked_quant" if KINDS[name].is_masked else f"{activation}_quant"
 
 
 def activated(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <sgl_kernel/quantize.h>
+#if !defined(__CUDACC__)
+#include <sgl_kernel/cpu/half.h>
+#endif
 
 /// \file activation.h
 /// \brief The activations: a functor of two floats each, and the program of a row. Read by the C++ compiler for the CPU
@@ -92,11 +95,15 @@ struct ClampedSwiGLU {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto activated = [=, *this](float g, float u) {
+    return sgl::store(out = activated(row, row[gate], row[up]));
+  }
+  template <typename Row, typename Gate, typename Up>
+  SGL_HD auto activated(const Row&, const Gate& gates, const Up& ups) const {
+    const auto of_two = [=, *this](float g, float u) {
       const float x = sgl::min(g, limit);
       return divide(x, 1 + sgl::exp_of_number(-alpha * x)) * (sgl::max(sgl::min(u, limit), -limit) + 1);
     };
-    return sgl::store(out = sgl::map(activated, row[gate], row[up]));
+    return sgl::map(of_two, gates, ups);
   }
 };
 
@@ -104,15 +111,76 @@ struct ClampedSwiGLU {
 struct RoundedClampedSwiGLU : ClampedSwiGLU {
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = activated(row, row[gate], row[up]));
+  }
+  template <typename Row, typename Gate, typename Up>
+  SGL_HD auto activated(const Row& row, const Gate& gates, const Up& ups) const {
     const auto rounded = [&](const auto& f, const auto&... values) { return row.round(gate, sgl::map(f, values...)); };
     const float factor = alpha, most = limit;
     const auto product = [](float a, float b) { return a * b; };
-    const auto x = rounded([=](float g) { return sgl::min(g, most); }, row[gate]);
-    const auto y = rounded([=](float u) { return sgl::max(sgl::min(u, most), -most); }, row[up]);
+    const auto x = rounded([=](float g) { return sgl::min(g, most); }, gates);
+    const auto y = rounded([=](float u) { return sgl::max(sgl::min(u, most), -most); }, ups);
     const auto scaled = rounded([=](float g) { return g * factor; }, x);
     const auto share = rounded([](float g) { return 1 / (1 + sgl::exp_of_number(-g)); }, scaled);
     const auto more = rounded([](float u) { return u + 1; }, y);
-    return sgl::store(out = sgl::map(product, more, rounded(product, x, share)));
+    return sgl::map(product, more, rounded(product, x, share));
+  }
+};
+
+#if defined(__CUDACC__)
+using Float16 = fp16_t;
+using Bfloat16 = bf16_t;
+
+template <typename T>
+SGL_HD float value_of(unsigned bits) {
+  return device::cast<fp32_t>(__builtin_bit_cast(T, static_cast<unsigned short>(bits)));
+}
+template <typename T>
+SGL_HD float rounded_to(float value) {
+  return device::cast<fp32_t>(device::cast<T>(value));
+}
+#else
+using Float16 = host::cpu::fp16_t;
+using Bfloat16 = host::cpu::bf16_t;
+
+template <typename T>
+SGL_HD float value_of(unsigned bits) {
+  return host::cpu::to_float(T{static_cast<std::uint16_t>(bits)});
+}
+template <typename T>
+SGL_HD float rounded_to(float value) {
+  return host::cpu::to_float(host::cpu::from_float<T>(value));
+}
+#endif
+
+/// \brief For a program that reads elements of 16 bits in words, and so rounds to their type by itself.
+template <typename T>
+struct RoundsTo {
+  template <typename Operand, typename Value>
+  SGL_HD static auto round(Operand, const Value& values) {
+    return sgl::map([](float value) { return rounded_to<T>(value); }, values);
+  }
+};
+
+/// \brief `F` of gates and values in turn: `gate` is bound to words of 32 bits, of one of each.
+/// \tparam kRounds whether the result is rounded to the dtype of both.
+template <typename F, bool kIsBfloat, bool kRounds = false>
+struct Interleaved : F {
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    if constexpr (kIsBfloat) return m_result<Bfloat16>(row[F::gate]);
+    else return m_result<Float16>(row[F::gate]);
+  }
+
+ private:
+  template <typename T, typename Value>
+  SGL_HD auto m_result(const Value& words) const {
+    const auto first = [](float word) { return value_of<T>(__builtin_bit_cast(unsigned, word) & 0xffff); };
+    const auto second = [](float word) { return value_of<T>(__builtin_bit_cast(unsigned, word) >> 16); };
+    const RoundsTo<T> row;
+    const auto result = F::activated(row, sgl::map(first, words), sgl::map(second, words));
+    if constexpr (kRounds) return sgl::store(F::out = row.round(F::out, result));
+    else return sgl::store(F::out = result);
   }
 };
 

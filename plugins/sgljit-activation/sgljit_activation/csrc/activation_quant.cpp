@@ -10,45 +10,98 @@ namespace {
 
 using namespace host;
 using F = activation::Activated<activation::SiluAndMul>;
+using RoundedF = activation::RoundedActivated<activation::Silu>;
 
-QuantizedProgram<F, true> program{"activation.h"};
-QuantizedProgram<activation::ClampedSwiGLU, true> clamped_program{"activation.h"};
+/// The program of a row for `round_first`: one whose operands are words rounds by itself.
+template <typename Of>
+struct WithRounding {
+  using type = Of;
+};
+template <typename Of, bool kIsBfloat>
+struct WithRounding<activation::Interleaved<Of, kIsBfloat>> {
+  using type = activation::Interleaved<Of, kIsBfloat, true>;
+};
+template <typename Of>
+using rounding_t = typename WithRounding<Of>::type;
 
-template <typename Scale, bool kRounds>
-RowProgram<sgl::Quantized<F, Scale, kRounds>> masked{"activation.h"};
+template <typename Of>
+QuantizedProgram<Of, true, rounding_t<Of>> program{"activation.h"};
 
-/// output_q = silu(gate) * up / output_s for the gate and up of each row of `input`; on CUDA on the current stream.
-void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as) {
+template <typename Of, typename Scale, bool kRounds>
+RowProgram<sgl::Quantized<Of, Scale, kRounds>> masked{"activation.h"};
+
+/// output_q = `f` of the gate and up of each row / output_s; on CUDA on the current stream.
+template <typename Of>
+void quantize(
+    const Of& f, const char* op, const Rows& gate, const Rows& up, const TensorView& output_q,
+    const TensorView& output_s, const QuantizedAs& as) {
+  program<Of>(f, op, gate, output_q, output_s, as, Of::gate = gate, Of::up = up);
+}
+
+/// What `round_each` asks for: the result is rounded, as the steps before it are.
+QuantizedAs rounded(const QuantizedAs& as) {
+  return {.is_static = as.is_static, .round_first = true, .scale_ue8m0 = as.scale_ue8m0};
+}
+
+void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as, bool round_each) {
+  constexpr const char* kOp = "silu_and_mul_quant";
   const auto x = rows("input", input).floats();
-  const auto gate = x.part(0, 2);
-  program({}, "silu_and_mul_quant", gate, output_q, output_s, as, F::gate = gate, F::up = x.part(1, 2));
+  const auto gate = x.part(0, 2), up = x.part(1, 2);
+  if (round_each) return quantize(RoundedF{}, kOp, gate, up, output_q, output_s, rounded(as));
+  quantize(F{}, kOp, gate, up, output_q, output_s, as);
+}
+
+/// Calls `run(f, gate, up)` for the gates and values of rows. Those in turn are one operand, of words of both.
+template <typename Run>
+void clamped(
+    const activation::ClampedSwiGLU& op, const char* name, const Rows& x, const TensorView* up, bool is_interleaved,
+    bool round_each, const Run& run) {
+  const auto run_with = [&](const Rows& gate, const Rows& values, const auto& exact, const auto& each) {
+    round_each ? run(each, gate, values) : run(exact, gate, values);
+  };
+  const activation::RoundedClampedSwiGLU each = {op};
+  if (!is_interleaved)
+    return up != nullptr ? run_with(x, rows_like(x, "up", *up).typed_as(x), op, each)
+                         : run_with(x.part(0, 2), x.part(1, 2), op, each);
+  if (up != nullptr) [[unlikely]]
+    throw Error("ValueError", name, ": is_interleaved is for an input of gates and values in turn: leave up out");
+  x.typed<__half, __nv_bfloat16>().part(0, 2);  // refuses an odd size, too
+  const auto both = x.in_words(4);
+  const auto run_as = [&]<bool kIsBfloat>() {
+    using activation::Interleaved;
+    run_with(
+        both, both, Interleaved<activation::ClampedSwiGLU, kIsBfloat>{op},
+        Interleaved<activation::RoundedClampedSwiGLU, kIsBfloat>{each});
+  };
+  is_type<__half>(x.dtype) ? run_as.template operator()<false>() : run_as.template operator()<true>();
 }
 
 /// output_q = clamped_swiglu(gate, up) / output_s, likewise; with `up`, `input` is the gate alone.
 void clamped_swiglu_quant(
     TensorView input, TensorView output_q, TensorView output_s, Optional<TensorView> up, double alpha, double limit,
-    QuantizedAs as) {
-  using F = activation::ClampedSwiGLU;
+    QuantizedAs as, bool round_each, bool is_interleaved) {
   constexpr const char* kOp = "clamped_swiglu_quant";
   const auto op = checked_swiglu(kOp, alpha, limit);
-  const auto x = rows("input", input).floats();
-  const auto gate = up ? x : x.part(0, 2), values = up ? rows_like(x, "up", *up).typed_as(x) : x.part(1, 2);
-  clamped_program(op, kOp, gate, output_q, output_s, as, F::gate = gate, F::up = values);
+  const auto run = [&](const auto& f, const Rows& gate, const Rows& values) {
+    quantize(f, kOp, gate, values, output_q, output_s, round_each ? rounded(as) : as);
+  };
+  clamped(op, kOp, rows("input", input).floats(), up ? &*up : nullptr, is_interleaved, round_each, run);
 }
 
-/// `silu_and_mul_quant` of the first `counts[e]` rows of each expert e, in groups of 128.
-void silu_and_mul_masked_quant(
-    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, bool round_first, bool scale_ue8m0) {
+/// `quantize` of the first `counts[e]` rows of each expert e, in groups of 128.
+/// \param gate whose rows are counted.
+template <typename Of>
+void quantize_masked(
+    const Of& f, const char* op, const Rows& gate, const Rows& up, const TensorView& output_q,
+    const TensorView& output_s, bool round_first, bool scale_ue8m0) {
   constexpr int kGroup = PackedExponents::kGroup;
-  const auto x = counted(heads("input", input).floats(), "counts", counts);
-  const auto gate = x.part(0, 2), up = x.part(1, 2);
   const auto q = heads("output_q", output_q).typed<__nv_fp8_e4m3>();
-  check_powers("silu_and_mul_masked_quant", output_s, scale_ue8m0);
+  check_powers(op, output_s, scale_ue8m0);
   const auto run = [&]<typename Q>(RowProgram<Q>& rows_of, const Rows& scale) {
-    rows_of({}, F::gate = gate, F::up = up, Q::q = q, Q::scale = scale);
+    rows_of(__builtin_bit_cast(Q, f), Of::gate = gate, Of::up = up, Q::q = q, Q::scale = scale);
   };
   const auto run_by = [&]<typename Scale>(Scale, const Rows& scale) {
-    round_first ? run(masked<Scale, true>, scale) : run(masked<Scale, false>, scale);
+    round_first ? run(masked<rounding_t<Of>, Scale, true>, scale) : run(masked<Of, Scale, false>, scale);
   };
   if (is_type<std::int32_t>(output_s.dtype()))
     return run_by(sgl::GroupExponent<kGroup>{}, PackedExponents(gate, "output_s", output_s, 3).of_rows());
@@ -57,8 +110,31 @@ void silu_and_mul_masked_quant(
   run_by(sgl::GroupScale<kGroup>{}, scale);
 }
 
+void silu_and_mul_masked_quant(
+    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, bool round_first, bool scale_ue8m0,
+    bool round_each) {
+  constexpr const char* kOp = "silu_and_mul_masked_quant";
+  const auto x = counted(heads("input", input).floats(), "counts", counts);
+  const auto gate = x.part(0, 2), up = x.part(1, 2);
+  if (round_each) return quantize_masked(RoundedF{}, kOp, gate, up, output_q, output_s, true, scale_ue8m0);
+  quantize_masked(F{}, kOp, gate, up, output_q, output_s, round_first, scale_ue8m0);
+}
+
+void clamped_swiglu_masked_quant(
+    TensorView input, TensorView output_q, TensorView output_s, TensorView counts, double alpha, double limit,
+    bool round_first, bool scale_ue8m0, bool round_each, bool is_interleaved) {
+  constexpr const char* kOp = "clamped_swiglu_masked_quant";
+  const auto op = checked_swiglu(kOp, alpha, limit);
+  const auto x = counted(heads("input", input).floats(), "counts", counts);
+  const auto run = [&](const auto& f, const Rows& gate, const Rows& values) {
+    quantize_masked(f, kOp, gate, values, output_q, output_s, round_first || round_each, scale_ue8m0);
+  };
+  clamped(op, kOp, x, nullptr, is_interleaved, round_each, run);
+}
+
 }  // namespace
 
+SGL_EXPORT(clamped_swiglu_masked_quant, (clamped_swiglu_masked_quant))
 SGL_EXPORT(clamped_swiglu_quant, (clamped_swiglu_quant))
 SGL_EXPORT(silu_and_mul_masked_quant, (silu_and_mul_masked_quant))
 SGL_EXPORT(silu_and_mul_quant, (silu_and_mul_quant))

@@ -21,23 +21,27 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.empty(0, device=request.param).device  # "cuda" with its index
 
 
+@pytest.mark.parametrize("activation", ["silu_and_mul", "clamped_swiglu"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_counted_rows_are_those_of_the_op_for_all_and_the_others_stay(dtype: torch.dtype, device: torch.device):
+def test_the_counted_rows_are_those_of_the_op_for_all_and_the_others_stay(
+    dtype: torch.dtype, activation: str, device: torch.device
+):
     """Which tests of its own compare with float64."""
-    chosen = [x for x in samples.silu_and_mul_masked_quant(device) if x["input"].dtype == dtype]
+    of_all, of_counted = (getattr(family, f"{activation}_{name}") for name in ("quant", "masked_quant"))
+    chosen = [x for x in getattr(samples, f"{activation}_masked_quant")(device) if x["input"].dtype == dtype]
     assert chosen
     for sample in chosen:
         q, scales = sample["output_q"], sample["output_s"]
         q.view(torch.uint8).fill_(0x2A)
         scales.fill_(42)
         expected_q, expected_s = q.clone(), scales.clone()
-        options = {name: value for name, value in sample.items() if isinstance(value, bool)}
+        options = {name: value for name, value in sample.items() if not isinstance(value, torch.Tensor)}
         for i, count in enumerate(sample["counts"].tolist()):
             rows, found = sample["input"][i, :count], scales[i, :count].clone()
-            family.silu_and_mul_quant(rows, expected_q[i, :count], found, **options)
+            of_all(rows, expected_q[i, :count], found, **options)
             expected_s[i, :count] = found
         before = sample["input"].clone()
-        family.silu_and_mul_masked_quant(**sample)
+        of_counted(**sample)
         assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
         assert torch.equal(scales, expected_s)
         assert torch.equal(sample["input"], before)
@@ -95,8 +99,22 @@ BAD = {
 def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.device):
     change, name, text = BAD[case]
     call = good_call(device) | {key: value.to(device) for key, value in change.items()}
-    with pytest.raises(TensorMatchError, match=rf"(?s)Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
-        family.silu_and_mul_masked_quant(**call)
+    for op in (family.silu_and_mul_masked_quant, family.clamped_swiglu_masked_quant):
+        with pytest.raises(TensorMatchError, match=rf"(?s)Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
+            op(**call)
+
+
+def test_numbers_that_do_not_fit(device: torch.device):
+    for change, text in (
+        ({"limit": 0.0}, "limit must be positive in float32, got 0"),
+        ({"alpha": float("nan")}, "alpha must be a finite number of float32, got nan"),
+        (
+            {"output_s": torch.zeros(2, 3, 1, dtype=torch.int32, device=device)},
+            "output_s of int32 .* so it needs scale_ue8m0=True",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^clamped_swiglu_masked_quant: {text}"):
+            family.clamped_swiglu_masked_quant(**good_call(device) | change)
 
 
 def test_words_need_powers(device: torch.device):

@@ -60,13 +60,47 @@ def check(x: torch.Tensor, s: torch.Tensor, is_static: bool = False) -> None:
     family.silu_and_mul_quant(x, q, s, is_static=is_static)
     exact = reference.silu_and_mul(x, torch.empty(q.shape, dtype=torch.float64, device=x.device))
     check_accurate(exact, q, s, is_static)
-    family.silu_and_mul_quant(x, q, s, is_static=is_static, round_first=True)
-    expected_q, expected_s = chain(family.silu_and_mul(x), given, is_static)
-    assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
-    assert torch.equal(s, expected_s)
+    for flag, round_first in (("round_first", False), ("round_each", True)):
+        wide[:, 16 : 16 + size] = 0x2A
+        s.copy_(given)
+        family.silu_and_mul_quant(x, q, s, is_static=is_static, **{flag: True})
+        expected_q, expected_s = chain(family.silu_and_mul(x, round_first=round_first), given, is_static)
+        assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
+        assert torch.equal(s, expected_s)
     assert torch.equal(x, before)
     assert (wide[:, :16] == 0x55).all()
     assert (wide[:, 16 + size :] == 0x55).all()
+
+
+@pytest.mark.parametrize("kind", ["given", "row", "group", "words"])
+def test_each_step_rounded_gives_the_bits_of_pytorch_and_a_quantisation(kind: str, device: torch.device):
+    """SiLU, the product and the quantisation, a kernel each: bytes that one rounding less would change."""
+    torch.manual_seed(0)
+    x = (torch.randn(33, 2 * 640, device=device) * 4).bfloat16()
+    gate, up = x.chunk(2, dim=1)
+    y = torch.nn.functional.silu(gate) * up
+    options = {"is_static": kind == "given", "scale_ue8m0": kind == "words"}
+    scales = {
+        "given": torch.full((1,), 0.02, device=device),
+        "row": torch.empty(33, 1, device=device),
+        "group": torch.empty(33, 5, device=device),
+        "words": torch.zeros(33, 2, dtype=torch.int32, device=device),
+    }[kind]
+    expected_q, expected_s = torch.empty_like(y, dtype=FP8), scales.clone()
+    if kind in ("group", "words"):
+        ops["quant"].per_token_group_quant_fp8(y, expected_q, expected_s, 128, eps=0.0, scale_ue8m0=kind == "words")
+    else:
+        bytes_, expected_s = chain(y, scales, kind == "given")
+        expected_q = bytes_.to(torch.uint8).view(FP8)
+    found = []
+    for flags in ({"round_each": True}, {"round_each": True, "round_first": True}, {"round_first": True}):
+        q = torch.full_like(y, 42).to(FP8)
+        family.silu_and_mul_quant(x, q, scales, **options, **flags)
+        found.append(q.view(torch.uint8))
+        if "round_each" in flags:
+            assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
+            assert torch.equal(scales, expected_s)
+    assert not torch.equal(found[0], found[2]), "round_first alone should differ"
 
 
 @pytest.mark.slow
@@ -98,6 +132,8 @@ def check_each(x: torch.Tensor, s: torch.Tensor, dtype: torch.dtype = FP8) -> No
     check_powers(functools.partial(run, round_first=True), y.double(), s, dtype, slack=2**-18, rounded=y)
     exact = reference.silu_and_mul(x, torch.empty(y.shape, dtype=torch.float64, device=x.device))
     check_powers(run, exact, s, dtype, slack=2**-14)
+    y = family.silu_and_mul(x, round_first=True)
+    check_powers(functools.partial(run, round_each=True), y.double(), s, dtype, slack=2**-18, rounded=y)
 
 
 @each_dtype
@@ -190,8 +226,8 @@ def test_zeros_nan_and_infinity_stay_in_their_group(dtype: torch.dtype, device: 
     up[0, 256:384] = math.nan
     x = torch.cat([gate, up], 1)
     q, s = torch.empty(1, 512, dtype=FP8, device=device), torch.empty(1, 4, device=device)
-    for round_first in (False, True):
-        family.silu_and_mul_quant(x, q, s, round_first=round_first)
+    for flags in ({}, {"round_first": True}, {"round_each": True}):
+        family.silu_and_mul_quant(x, q, s, **flags)
         assert s[0].tolist() == pytest.approx([SMALLEST_SCALE, LARGEST_SCALE, SMALLEST_SCALE, 20 / 448], rel=1e-6)
         bytes_ = q.view(torch.uint8)[0]
         assert (bytes_[:128] == 0).all()

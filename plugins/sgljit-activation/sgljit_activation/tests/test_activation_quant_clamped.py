@@ -25,10 +25,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def made(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
-    """Gates beside their values and apart from them, many beyond a limit."""
+    """Gates beside their values, in turn with them, and apart from them, many beyond a limit."""
     both = (torch.randn(rows, 2 * size, device=device) * 4).to(dtype)
     gate, up = both.chunk(2, dim=1)
-    return [{"input": both}, {"input": gate, "up": up, "alpha": 1.3, "limit": 2.3}]
+    in_turn = [{"input": both, "is_interleaved": True}] if dtype != torch.float32 else []
+    return [{"input": both}, {"input": gate, "up": up, "alpha": 1.3, "limit": 2.3}, *in_turn]
 
 
 def exact(call: dict[str, Any]) -> torch.Tensor:
@@ -46,10 +47,13 @@ def check(call: dict[str, Any], s: torch.Tensor, is_static: bool = False) -> Non
     q = wide[:, 16 : 16 + size].view(FP8)
     family.clamped_swiglu_quant(**call, output_q=q, output_s=s, is_static=is_static)
     check_accurate(wanted, q, s, is_static)
-    family.clamped_swiglu_quant(**call, output_q=q, output_s=s, is_static=is_static, round_first=True)
-    expected_q, expected_s = chain(family.clamped_swiglu(**call), given, is_static)
-    assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
-    assert torch.equal(s, expected_s)
+    for flag, round_first in (("round_first", False), ("round_each", True)):
+        wide[:, 16 : 16 + size] = 0x2A
+        s.copy_(given)
+        family.clamped_swiglu_quant(**call, output_q=q, output_s=s, is_static=is_static, **{flag: True})
+        expected_q, expected_s = chain(family.clamped_swiglu(**call, round_first=round_first), given, is_static)
+        assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
+        assert torch.equal(s, expected_s)
     assert all(torch.equal(call[name], x) for name, x in before.items())
     assert (wide[:, :16] == 0x55).all()
     assert (wide[:, 16 + size :] == 0x55).all()
@@ -131,8 +135,8 @@ def test_nan_infinity_and_zeros_stay_in_their_group(device: torch.device):
     gate[0, 256], gate[0, 257] = math.inf, -math.inf
     gate[0, 384:] = math.nan
     q, s = torch.empty(1, 512, dtype=FP8, device=device), torch.empty(1, 4, device=device)
-    for round_first in (False, True):
-        family.clamped_swiglu_quant(gate, q, s, up, limit=7, round_first=round_first)
+    for flags in ({}, {"round_first": True}, {"round_each": True}):
+        family.clamped_swiglu_quant(gate, q, s, up, limit=7, **flags)
         assert s[0].tolist() == pytest.approx([SMALLEST_SCALE, 56 / 448, 7 / 448, SMALLEST_SCALE], rel=2**-8)
         assert (q[0, :128].float() == 0).all()
         assert q[0, 128:131].float().tolist() == pytest.approx([math.nan, 448, 56], nan_ok=True)
@@ -140,6 +144,38 @@ def test_nan_infinity_and_zeros_stay_in_their_group(device: torch.device):
         assert q[0, 384:].float().isnan().all()
     family.clamped_swiglu_quant(gate, q, s, up, limit=math.inf)
     assert s[0, 1:3].tolist() == [LARGEST_SCALE, LARGEST_SCALE]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
+def test_gates_and_values_in_turn_have_the_bytes_of_those_apart(dtype: torch.dtype, device: torch.device):
+    """Of all values of 16 bits as gate and as value."""
+    gate = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.int16).view(dtype).reshape(-1, 256)
+    up = gate.flip(1).roll(3, 0)
+    in_turn = torch.stack([gate, up], dim=-1).flatten(1)
+    for flags in ({}, {"round_first": True}, {"round_each": True}):
+        for limit in (7.0, math.inf):
+            found = []
+            for call in ({"input": in_turn, "is_interleaved": True}, {"input": gate, "up": up}):
+                q = torch.full(gate.shape, 0x2A, dtype=torch.uint8, device=device)
+                s = torch.full((256, 2), 42.0, device=device)
+                family.clamped_swiglu_quant(**call, output_q=q.view(FP8), output_s=s, limit=limit, **flags)
+                found.append((q, s))
+            assert torch.equal(found[0][0], found[1][0])
+            assert torch.equal(found[0][1], found[1][1])
+
+
+def test_gates_and_values_in_turn_are_whole_words(device: torch.device):
+    call = {**good_call(device), "is_interleaved": True}
+    wide = torch.ones(3, 514, device=device).bfloat16()
+    with pytest.raises(ValueError, match=r"clamped_swiglu_quant: is_interleaved is for an input of .*: leave up out"):
+        family.clamped_swiglu_quant(**call, up=torch.ones(3, 512, device=device))
+    for x, text in (
+        (call["input"], r"DType mismatch: expected one of \[float16, bfloat16\] but got float32"),
+        (wide[:, :511], "2 parts of equal size, got 511 elements"),
+        (wide[:, 1:513], "expected rows of whole words of 4 bytes"),
+    ):
+        with pytest.raises(TensorMatchError, match=rf"(?s)match failed for input, .*{text}"):
+            family.clamped_swiglu_quant(**call | {"input": x})
 
 
 def test_no_row_and_no_column(device: torch.device):

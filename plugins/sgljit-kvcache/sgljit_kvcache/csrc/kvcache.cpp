@@ -47,56 +47,56 @@ void refuse_other(const Rows& x, const Rows& cache) {
              cache.index_name, ", but got ", x.count});
 }
 
-/// Heads that lie side by side in both are one row: a kernel has less to compute for each address.
-void join(Rows& x, Rows& cache) {
-  if (x.inner <= 1 || x.inner != cache.inner || x.inner_stride != x.columns || cache.inner_stride != cache.columns)
-    return;
-  for (auto* rows : {&x, &cache}) {
-    rows->columns *= rows->inner;
-    rows->inner = 1;
-    rows->inner_stride = rows->columns;
-  }
-}
-
 /// One of the two copies of a call.
 struct Part {
-  Rows x;
-  Rows cache;
-
-  Part(const Rows& rows, const Rows& of_cache) : x(rows), cache(of_cache) {
-    refuse_other(x, cache);
-    join(x, cache);
-  }
+  Rows from;
+  Rows to;
 };
 
+/// \param reads whether rows of the cache are copied, or copied to.
+Part part_of(bool reads, Rows x, Rows cache) {
+  refuse_other(x, cache);
+  // Heads that lie side by side in both are one row: a kernel has less to compute for each address.
+  if (x.inner > 1 && x.inner == cache.inner && x.inner_stride == x.columns && cache.inner_stride == cache.columns) {
+    for (auto* rows : {&x, &cache}) {
+      rows->columns *= rows->inner;
+      rows->inner = 1;
+      rows->inner_stride = rows->columns;
+    }
+  }
+  return reads ? Part{cache, x} : Part{x, cache};
+}
+
 /// Copies both parts as words, the widest that all rows consist of: whatever the dtypes, few kernels serve all calls.
-/// \param reads whether rows of the caches are copied, or copied to.
-void copy_parts(bool reads, const Part (&parts)[2]) {
+void copy_parts(const Part (&parts)[2]) {
   std::int64_t bytes = 4;
   for (const auto& part : parts) {
-    for (const auto* rows : {&part.x, &part.cache}) bytes = rows->word_bytes() < bytes ? rows->word_bytes() : bytes;
+    for (const auto* rows : {&part.from, &part.to}) bytes = rows->word_bytes() < bytes ? rows->word_bytes() : bytes;
   }
   const auto words = [&](const Part& part) {
-    const auto x = part.x.in_words(bytes), cache = part.cache.in_words(bytes);
-    return reads ? copy.rows(Copy::x = cache, Copy::out = x) : copy.rows(Copy::x = x, Copy::out = cache);
+    const auto from = part.from.in_words(bytes), to = part.to.in_words(bytes);  // the first is the first refused
+    return copy.rows(Copy::x = from, Copy::out = to);
   };
   copy({}, {words(parts[0]), words(parts[1])});
 }
 
+void copy_caches(
+    bool reads, const TensorView& k, const TensorView& v, const TensorView& k_cache, const TensorView& v_cache,
+    const TensorView& indices, bool heads_first) {
+  const auto part = [&](const char* name, const TensorView& x, const char* cache_name, const TensorView& cache) {
+    return part_of(reads, rows_of(name, x), slots_of(cache_name, cache, indices, heads_first, !reads));
+  };
+  copy_parts({part("k", k, "k_cache", k_cache), part("v", v, "v_cache", v_cache)});
+}
+
 void store_cache(
     TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices, bool heads_first) {
-  const auto slots = [&](const char* name, const TensorView& cache) {
-    return slots_of(name, cache, indices, heads_first, true);
-  };
-  copy_parts(false, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
+  copy_caches(false, k, v, k_cache, v_cache, indices, heads_first);
 }
 
 void gather_cache(
     TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v, bool heads_first) {
-  const auto slots = [&](const char* name, const TensorView& cache) {
-    return slots_of(name, cache, indices, heads_first, false);
-  };
-  copy_parts(true, {{rows_of("k", k), slots("k_cache", k_cache)}, {rows_of("v", v), slots("v_cache", v_cache)}});
+  copy_caches(true, k, v, k_cache, v_cache, indices, heads_first);
 }
 
 void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, TensorView k_rope) {
@@ -106,7 +106,9 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
   if (buffer.columns != columns) [[unlikely]]
     buffer.raise(
         {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", buffer.columns});
-  copy_parts(false, {{nope, buffer.slice(0, nope.columns)}, {rope, buffer.slice(nope.columns, rope.columns)}});
+  copy_parts(
+      {part_of(false, nope, buffer.slice(0, nope.columns)),
+       part_of(false, rope, buffer.slice(nope.columns, rope.columns))});
 }
 
 template <typename Scale>
@@ -150,14 +152,7 @@ void concat(const char* name, const TensorView& whole, const Rows& nope, const R
     out.raise(
         {}, {"Size mismatch for a row: expected ", columns, ", those of ", nope.name, " and ", rope.name, ", but got ",
              out.columns});
-  const auto first = out.slice(0, nope.columns), second = out.slice(nope.columns, rope.columns);
-  std::int64_t bytes = 4;
-  for (const auto* rows : {&nope, &rope, &first, &second})
-    bytes = rows->word_bytes() < bytes ? rows->word_bytes() : bytes;
-  const auto part = [&](const Rows& from, const Rows& to) {
-    return copy.rows(Copy::x = from.in_words(bytes), Copy::out = to.in_words(bytes));
-  };
-  copy({}, {part(nope, first), part(rope, second)});
+  copy_parts({{nope, out.slice(0, nope.columns)}, {rope, out.slice(nope.columns, rope.columns)}});
 }
 
 void concat_mla_q(TensorView q, TensorView q_nope, TensorView q_rope) {
