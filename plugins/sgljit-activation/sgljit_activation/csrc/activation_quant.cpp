@@ -15,7 +15,7 @@ QuantizedProgram<F, true> program{"activation.h"};
 QuantizedProgram<activation::ClampedSwiGLU, true> clamped_program{"activation.h"};
 
 template <typename Scale, bool kRounds>
-RowProgram<sgl::Quantized<F, Scale, kRounds>> masked{"activation.h"};
+RowProgram<sgl::Quantized<F, Scale, kRounds, true>> masked{"activation.h"};
 
 /// output_q = silu(gate) * up / output_s for the gate and up of each row of `input`; on CUDA on the current stream.
 void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as) {
