@@ -273,8 +273,8 @@ struct PackedExponents {
     return result;
   }
   /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
-  template <typename F, typename Bind>
-  void run(RowProgram<F>& of_one, RowProgram<F, 2>& of_two, const F& f, const Bind& bind) const {
+  template <typename F, typename Layout, typename Bind>
+  void run(RowProgram<F, 1, Layout>& of_one, RowProgram<F, 2, Layout>& of_two, const F& f, const Bind& bind) const {
     const auto rest = m_groups % kWord;
     const Part whole = {0, m_groups / kWord, kWord}, last = {whole.words, 1, rest};
     const auto rows = [&](const Part& part) {
@@ -303,6 +303,12 @@ struct QuantizedAs {
   bool scale_ue8m0;  ///< whether a computed scale is rounded up to a power of two
   SGL_FIELDS(is_static, round_first, scale_ue8m0)
 };
+
+/// \brief A program of rows that are quantised.
+/// \tparam kIsMap as in `QuantizedProgram`: its elements are kept, and have many threads.
+template <typename F, typename Scale, bool kRounds, bool kIsMap, int kSegments = 1>
+using QuantizedRowProgram =
+    RowProgram<sgl::Quantized<F, Scale, kRounds, kIsMap>, kSegments, sgl::ChooseLayoutOf<kIsMap>>;
 
 /// \brief A program `F` whose result is quantised in each of these ways, see `sgl::Quantized`. A global variable.
 ///
@@ -339,7 +345,7 @@ struct QuantizedProgram {
   template <typename Of, bool kRounds>
   struct Programs {
     template <typename Scale, int kSegments = 1>
-    using By = RowProgram<sgl::Quantized<Of, Scale, kRounds, kIsMap>, kSegments>;
+    using By = QuantizedRowProgram<Of, Scale, kRounds, kIsMap, kSegments>;
 
     const char* file;
     By<sgl::GivenScale> given{file};

@@ -15,7 +15,7 @@ QuantizedProgram<F, true> program{"activation.h"};
 QuantizedProgram<activation::ClampedSwiGLU, true> clamped_program{"activation.h"};
 
 template <typename Scale, bool kRounds>
-RowProgram<sgl::Quantized<F, Scale, kRounds, true>> masked{"activation.h"};
+QuantizedRowProgram<F, Scale, kRounds, true> masked{"activation.h"};
 
 /// output_q = silu(gate) * up / output_s for the gate and up of each row of `input`; on CUDA on the current stream.
 void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, QuantizedAs as) {
@@ -39,13 +39,14 @@ void clamped_swiglu_quant(
 /// `silu_and_mul_quant` of the first `counts[e]` rows of each expert e, in groups of 128.
 void silu_and_mul_masked_quant(
     TensorView input, TensorView output_q, TensorView output_s, TensorView counts, bool round_first, bool scale_ue8m0) {
+  using Names = sgl::Quantized<F, sgl::GivenScale, false>;
   constexpr int kGroup = PackedExponents::kGroup;
   const auto x = counted(heads("input", input).floats(), "counts", counts);
   const auto gate = x.part(0, 2), up = x.part(1, 2);
   const auto q = heads("output_q", output_q).typed<__nv_fp8_e4m3>();
   check_powers("silu_and_mul_masked_quant", output_s, scale_ue8m0);
-  const auto run = [&]<typename Q>(RowProgram<Q>& rows_of, const Rows& scale) {
-    rows_of({}, F::gate = gate, F::up = up, Q::q = q, Q::scale = scale);
+  const auto run = [&](auto& rows_of, const Rows& scale) {
+    rows_of({}, F::gate = gate, F::up = up, Names::q = q, Names::scale = scale);
   };
   const auto run_by = [&]<typename Scale>(Scale, const Rows& scale) {
     round_first ? run(masked<Scale, true>, scale) : run(masked<Scale, false>, scale);
