@@ -86,8 +86,9 @@ struct ChooseRowLayout {
   }
 };
 
-/// \brief The layout of a program. With `kIsBusy` it takes long to compute an element, such as an exponential: one vector
-/// a thread, where there is room for it. The tables are of programs that wait for memory alone.
+/// \brief The layout of a program. With `kIsBusy` it takes long to compute an element, such as an exponential: one
+/// vector a thread, where there is room for it, and several blocks for each of a few long rows, which is `share_row`'s
+/// part. The tables are of programs that wait for memory alone.
 template <bool kIsBusy>
 struct ChooseLayoutOf : ChooseRowLayout {};
 
@@ -95,8 +96,9 @@ template <>
 struct ChooseLayoutOf<true> {
   constexpr RowLayout operator()(
       unsigned vectors, RowWork work, long long num_rows, const host::runtime::Chip& chip) const {
-    constexpr unsigned kWarp = 32, kFewVectors = 64;
+    constexpr unsigned kWarp = 32, kFewVectors = 64, kMostThreads = 1024;
     if (vectors <= kFewVectors) return ChooseRowLayout{}(vectors, work, num_rows, chip);
+    if (vectors > kMostThreads && 8 * num_rows <= chip.num_sms && chip.has_clusters()) return {0, kMostThreads, false};
     const unsigned threads = threads_by_rule(vectors, work, num_rows, chip, 1);
     return {threads, threads > kWarp ? threads : 4 * kWarp, false};
   }
