@@ -49,6 +49,8 @@ SGL_HD float inverse_of_power(float x) {
 
 /// \brief One scale for all rows, which is read.
 struct GivenScale {
+  static constexpr bool kIsComputed = false;
+
   /// \param others more outputs, `residual = sum`.
   template <typename Row, int kQ, int kScale, typename Value, typename... Others>
   SGL_HD static auto store(
@@ -65,6 +67,8 @@ enum class ScaleForm { kQuotient, kPower, kExponent };
 /// \brief A scale for each group of `kGroup` neighbours of a row, or with 0 for each row, which is written.
 template <ScaleForm kForm, int kGroup = 0>
 struct ComputedScale {
+  static constexpr bool kIsComputed = true;
+
   /// \param least the scale is that of a magnitude of at least so much; 0 where it is left out.
   template <typename Row, int kQ, int kScale, typename Value, int... kOther, typename... T>
   SGL_HD static auto store(
@@ -124,7 +128,8 @@ using GroupExponent = ComputedScale<ScaleForm::kExponent, kSize>;
 /// \brief The program `F` with its result quantised: what it stores last, to `out` or else to its first operand. Stored
 /// there, the result leaves its own operand as it is.
 /// \tparam kRounds whether the result is rounded to the dtype of the first operand before.
-template <typename F, typename Scale, bool kRounds>
+/// \tparam kKeeps whether the result is kept where a scale is computed of it: to compute it again would take longer.
+template <typename F, typename Scale, bool kRounds, bool kKeeps = false>
 struct Quantized : F {
  public:
   static constexpr int kResult = [] {
@@ -149,10 +154,17 @@ struct Quantized : F {
   }
   template <typename Row, typename Outputs, details::size_t... kOther>
   SGL_HD static auto s_quantized(const Row& row, const Outputs& outputs, details::IndexList<kOther...>) {
-    const auto& value = s_value(details::get<sizeof...(kOther)>(outputs));
-    if constexpr (kRounds)
-      return Scale::store(row, q, scale, row.round(Operand<0>{}, value), details::get<kOther>(outputs)...);
-    else return Scale::store(row, q, scale, value, details::get<kOther>(outputs)...);
+    const auto& result = s_value(details::get<sizeof...(kOther)>(outputs));
+    const auto run = [&](const auto& value) {
+      return Scale::store(row, q, scale, value, details::get<kOther>(outputs)...);
+    };
+    if constexpr (kRounds) return run(s_kept(row, row.round(Operand<0>{}, result)));
+    else return run(s_kept(row, result));
+  }
+  template <typename Row, typename Value>
+  SGL_HD static auto s_kept(const Row& row, const Value& value) {
+    if constexpr (kKeeps && Scale::kIsComputed) return row.keep(value);
+    else return value;
   }
   template <typename Value>
   SGL_HD static const Value& s_value(const Bound<kResult, Value>& result) {
@@ -261,8 +273,8 @@ struct PackedExponents {
     return result;
   }
   /// \brief For a program of rows of up to four groups: calls it with the rows `bind(part, exponents)`, in one launch.
-  template <typename F, typename Bind>
-  void run(RowProgram<F>& of_one, RowProgram<F, 2>& of_two, const F& f, const Bind& bind) const {
+  template <typename F, typename Layout, typename Bind>
+  void run(RowProgram<F, 1, Layout>& of_one, RowProgram<F, 2, Layout>& of_two, const F& f, const Bind& bind) const {
     const auto rest = m_groups % kWord;
     const Part whole = {0, m_groups / kWord, kWord}, last = {whole.words, 1, rest};
     const auto rows = [&](const Part& part) {
@@ -291,6 +303,12 @@ struct QuantizedAs {
   bool scale_ue8m0;  ///< whether a computed scale is rounded up to a power of two
   SGL_FIELDS(is_static, round_first, scale_ue8m0)
 };
+
+/// \brief A program of rows that are quantised.
+/// \tparam kIsMap as in `QuantizedProgram`: its elements are kept, and have many threads.
+template <typename F, typename Scale, bool kRounds, bool kIsMap, int kSegments = 1>
+using QuantizedRowProgram =
+    RowProgram<sgl::Quantized<F, Scale, kRounds, kIsMap>, kSegments, sgl::ChooseLayoutOf<kIsMap>>;
 
 /// \brief A program `F` whose result is quantised in each of these ways, see `sgl::Quantized`. A global variable.
 ///
@@ -327,7 +345,7 @@ struct QuantizedProgram {
   template <typename Of, bool kRounds>
   struct Programs {
     template <typename Scale, int kSegments = 1>
-    using By = RowProgram<sgl::Quantized<Of, Scale, kRounds>, kSegments>;
+    using By = QuantizedRowProgram<Of, Scale, kRounds, kIsMap, kSegments>;
 
     const char* file;
     By<sgl::GivenScale> given{file};

@@ -196,10 +196,9 @@ struct ProgramRow {
         kept.vectors[k].value = floats[0];
       }
       return kept;
-    } else if constexpr (kIsHeld) {
-      return m_stripes().keep(of);
     } else {
-      return of;
+      if constexpr (kIsHeld) m_trigger();
+      return m_kept(of);
     }
   }
   /// \brief The same of a value that the program stores to an operand. It may be stored here, before what follows is
@@ -244,7 +243,7 @@ struct ProgramRow {
   template <typename Order, typename F, typename Of, typename... Others>
   SGL_DEVICE auto pairs(Order, const F& f, const Of& of, const Others&... others) const {
     static_assert(kIsHeld, "row.pairs is for rows that are held in registers");
-    auto kept = keep(of);
+    auto kept = m_kept(of);
     if constexpr (device::details::is_same<Order, sgl::Interleaved> && kElements == 1) {
       const bool is_second = m_thread % 2 != 0;  // the other of the pair is in the next thread
 #pragma unroll
@@ -398,6 +397,12 @@ struct ProgramRow {
   }
 
  private:
+  template <typename Of>
+  SGL_DEVICE auto m_kept(const Of& of) const {
+    if constexpr (kIsHeld) return m_stripes().keep(of);
+    else return of;
+  }
+
   /// Whoever reduces a row says so. `auto` makes this the first error: its body is read where it is called.
   SGL_DEVICE static auto m_reduces_row() {
     static_assert(

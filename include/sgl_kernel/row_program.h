@@ -717,6 +717,12 @@ inline sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
+  const bool may_hold = segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8 &&
+                        choose(sgl::kMaxRowVectors, segment.work, sgl::kMaxBlocks, chip).is_resident();
+  const auto shared = is_only && !row.is_resident()
+                          ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
+                          : sgl::SharedRow{};
+  if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
   if (!row.is_resident() && (segment.has_groups || segment.paired > 0))
     throw Error(
         "ValueError",
@@ -724,12 +730,6 @@ inline sgl::RowShape shape_of(
         "holds "
         "none of ",
         vectors, " loads");
-  const bool may_hold = segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8 &&
-                        choose(sgl::kMaxRowVectors, segment.work, num_rows, chip).is_resident();
-  const auto shared = is_only && !row.is_resident()
-                          ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
-                          : sgl::SharedRow{};
-  if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
   const bool has_room = 2 * kWarp * num_rows <= 1LL * chip.num_sms * chip.threads_per_sm;
   if (segment.is_neox) {
     // A whole warp is done with a row sooner than a few threads with wide vectors, where the chip has room for it.

@@ -45,11 +45,12 @@ constexpr int row_column(long long num_rows, unsigned num_sms) {
 /// \brief The threads that share a row, whole warps, on a chip that nobody tuned: each holds as few vectors as keep all
 /// rows on the chip at once. A thread that holds one waits for its sum as long as one that holds several; one that
 /// holds many has no registers left for a second row.
+/// \param least vectors that each holds of a long row.
 constexpr unsigned threads_by_rule(
-    unsigned vectors, RowWork work, long long num_rows, const host::runtime::Chip& chip) {
+    unsigned vectors, RowWork work, long long num_rows, const host::runtime::Chip& chip, unsigned least = 2) {
   constexpr unsigned kWarp = 32, kMostThreads = 1024, kManyRows = 64;
   const auto ceil = [](unsigned a, unsigned b) { return (a + b - 1) / b; };
-  const unsigned least = vectors <= 4 * kWarp ? 1 : 2;
+  if (vectors <= 4 * kWarp) least = 1;
   const unsigned most = work == RowWork::kTwoPasses ? 8 : 4;
   const unsigned rows =
       num_rows < kManyRows * chip.num_sms ? ceil(static_cast<unsigned>(num_rows), chip.num_sms) : kManyRows;
@@ -82,6 +83,24 @@ struct ChooseRowLayout {
     threads = 1;
     while (threads < kWarp && threads < vectors) threads *= 2;
     return {threads, threads == kWarp && vectors <= kWarp ? 256u : 128u, triggers_first};
+  }
+};
+
+/// \brief The layout of a program. With `kIsBusy` it takes long to compute an element, such as an exponential: one
+/// vector a thread, where there is room for it, and several blocks for each of a few long rows, which is `share_row`'s
+/// part. The tables are of programs that wait for memory alone.
+template <bool kIsBusy>
+struct ChooseLayoutOf : ChooseRowLayout {};
+
+template <>
+struct ChooseLayoutOf<true> {
+  constexpr RowLayout operator()(
+      unsigned vectors, RowWork work, long long num_rows, const host::runtime::Chip& chip) const {
+    constexpr unsigned kWarp = 32, kFewVectors = 64, kMostThreads = 1024;
+    if (vectors <= kFewVectors) return ChooseRowLayout{}(vectors, work, num_rows, chip);
+    if (vectors > kMostThreads && 8 * num_rows <= chip.num_sms && chip.has_clusters()) return {0, kMostThreads, false};
+    const unsigned threads = threads_by_rule(vectors, work, num_rows, chip, 1);
+    return {threads, threads > kWarp ? threads : 4 * kWarp, false};
   }
 };
 

@@ -28,7 +28,7 @@ template <typename Of>
 QuantizedProgram<Of, true, rounding_t<Of>> program{"activation.h"};
 
 template <typename Of, typename Scale, bool kRounds>
-RowProgram<sgl::Quantized<Of, Scale, kRounds>> masked{"activation.h"};
+QuantizedRowProgram<Of, Scale, kRounds, true> masked{"activation.h"};
 
 /// output_q = `f` of the gate and up of each row / output_s; on CUDA on the current stream.
 template <typename Of>
@@ -97,7 +97,7 @@ void quantize_masked(
   constexpr int kGroup = PackedExponents::kGroup;
   const auto q = heads("output_q", output_q).typed<__nv_fp8_e4m3>();
   check_powers(op, output_s, scale_ue8m0);
-  const auto run = [&]<typename Q>(RowProgram<Q>& rows_of, const Rows& scale) {
+  const auto run = [&]<typename Q, typename Layout>(RowProgram<Q, 1, Layout>& rows_of, const Rows& scale) {
     rows_of(__builtin_bit_cast(Q, f), Of::gate = gate, Of::up = up, Q::q = q, Q::scale = scale);
   };
   const auto run_by = [&]<typename Scale>(Scale, const Rows& scale) {

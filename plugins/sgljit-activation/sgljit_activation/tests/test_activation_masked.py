@@ -47,6 +47,22 @@ def test_the_counted_rows_are_those_of_the_op_for_all_and_the_others_stay(
         assert torch.equal(sample["input"], before)
 
 
+def test_long_rows(device: torch.device):
+    """On CUDA blocks share a long row where rows are few."""
+    torch.manual_seed(0)
+    counts = torch.tensor([1, 0, 2], dtype=torch.int32, device=device)
+    x = torch.randn(3, 2, 2 * 18432, device=device).bfloat16()
+    q, scales = torch.zeros(3, 2, 18432, device=device).to(FP8), torch.full((3, 2, 144), 42.0, device=device)
+    expected_q, expected_s = q.clone(), scales.clone()
+    family.silu_and_mul_masked_quant(x, q, scales, counts)
+    for i, count in enumerate(counts.tolist()):
+        found = torch.empty(count, 144, device=device)
+        family.silu_and_mul_quant(x[i, :count], expected_q[i, :count], found)
+        expected_s[i, :count] = found
+    assert torch.equal(q.view(torch.uint8), expected_q.view(torch.uint8))
+    assert torch.equal(scales, expected_s)
+
+
 def test_rows_at_odd_addresses_are_quantised_as_aligned_ones(device: torch.device):
     """On CUDA loads of four elements at least hold a group."""
     torch.manual_seed(0)
