@@ -69,7 +69,7 @@ def test_inside_the_rooms_nothing_goes_in_a_circle():
 
 
 def test_only_the_command_line_imports_other_rooms_of_the_tools():
-    """But for what records calls, what judges results, which the conformance kit asks, too, and a warm-up by a model."""
+    """But for what records calls, what judges results, which the conformance kit asks, too, and warm-ups by a model."""
     outside = [room for room in rooms() if room.startswith("sgljit_") and room != "sgljit_tools"]
     assert len(outside) > 3
     others = {

@@ -21,7 +21,7 @@ from . import config, handed
 if TYPE_CHECKING:
     from .remote import Session
 
-_PAUSE = 0.001  # seconds, in which a miss says that it asks
+_PAUSE = 0.005  # seconds, in which a miss that imports this module says that it asks
 
 
 def _session() -> Session | None:
