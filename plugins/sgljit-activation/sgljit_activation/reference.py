@@ -6,6 +6,7 @@ one to erf or tanh, which leaves no digit of small results.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -168,10 +169,17 @@ def clamped_swiglu_masked_quant(
     is_interleaved: bool = False,
 ) -> None:
     """The first ``counts[e]`` tokens of each expert, one expert after the other."""
-    flags = {"round_first": round_first, "scale_ue8m0": scale_ue8m0, "round_each": round_each}
+    run = functools.partial(
+        clamped_swiglu_quant,
+        alpha=alpha,
+        limit=limit,
+        round_first=round_first,
+        scale_ue8m0=scale_ue8m0,
+        round_each=round_each,
+        is_interleaved=is_interleaved,
+    )
     for x, q, scales, count in zip(input, output_q, output_s, counts.tolist(), strict=True):
-        given = x[:count], q[:count], scales[:count]
-        clamped_swiglu_quant(*given, alpha=alpha, limit=limit, is_interleaved=is_interleaved, **flags)
+        run(x[:count], q[:count], scales[:count])
 
 
 def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -49,8 +49,8 @@ def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
                     scale = torch.full((1,), 0.02, device=device)
                     yield {"input": x, "output_q": q, "output_s": scale, "is_static": True, "round_first": True}
                     if rows == 3:
-                        scales = torch.empty(rows, 1, device=device)
-                        yield {"input": x, "output_q": q, "output_s": scales, "round_each": True}
+                        of_rows = torch.empty(rows, 1, device=device)
+                        yield {"input": x, "output_q": q, "output_s": of_rows, "round_each": True}
                     if size % 128 == 0 and rows == 3:
                         for powers in _of_powers(rows, size, device):
                             yield {"input": x, "output_q": q, "output_s": powers, "scale_ue8m0": True}

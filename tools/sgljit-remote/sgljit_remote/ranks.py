@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import queue
 import sys
 import threading
@@ -137,7 +138,7 @@ def _built(model: Path, tensor_parallel: int) -> list[Path]:
         ) from error
     shape = read_config(model, tensor_parallel, None)
     for note in shape.notes:
-        log.LOGGER.warning("of %s: %s", model, note)
+        log.log(logging.WARNING, "warm_up_note", f"of {model}: {note}")
     builders = builds_ahead(discovery.installed(), model=shape, ops=engine_ops(None))
     parallel_compile(builders)
     return [artifact for builder in builders if (artifact := why(builder).artifact) is not None]

@@ -1,7 +1,7 @@
 """How fast is the activation in FP8 and int8 against two kernels, PyTorch, torch.compile, SGLang's kernels and a copy?
 
-    python -m sgljit_activation.bench.bench_activation_quant [--device cpu|cuda] [--ops token,group] [--peers DIR]
-        [--output FILE]
+    python -m sgljit_activation.bench.bench_activation_quant [--device cpu|cuda] [--ops token,group]
+        [--columns sgljit,SGLang] [--peers DIR] [--output FILE]
 
 bfloat16 in; a group is 128 elements. The bytes of a call are those of the gate, the values and the output. "Two ops" is
 ``silu_and_mul`` and the quantisation of sgljit-quant; of kinds with ``clamped_`` it is ``clamped_swiglu``. SGLang's are
@@ -50,6 +50,7 @@ KINDS = {
     "masked": Kind("masked_group_quant_fp8", "group"),
     "group_packed": Kind("per_token_group_quant_fp8", "packed"),
 }
+COLUMNS = ("sgljit", "SGLang", "two ops", "PyTorch", "torch.compile")
 CLAMPED = "clamped_"  # before a kind: of gpt-oss's activation
 KINDS |= {CLAMPED + name: KINDS[name] for name in ("given", "token", "token_int8", "group", "group_packed", "masked")}
 
@@ -95,9 +96,10 @@ def providers(name: str, device: str, peers: Any) -> dict[str, Run]:
     return runs
 
 
-def table(name: str, device: str, peers: Any) -> list[dict[str, Any]]:
+def table(name: str, device: str, peers: Any, columns: set[str]) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
     kind, runs = KINDS[name], providers(name, device, peers)
+    runs = {column: run for column, run in runs.items() if column in columns}
 
     def run(rows: int, size: int, provider: str) -> Figure | float:
         if provider == "torch.compile":
@@ -133,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time of the activation whose result is quantised")
     parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ops", default=",".join(KINDS), help="which, with commas between")
+    parser.add_argument("--columns", default=",".join(COLUMNS), help="likewise; torch.compile takes most of the time")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
@@ -148,7 +151,7 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
     page = ""
     for name in arguments.ops.split(","):
-        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(name, arguments.device, peers)
+        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(name, arguments.device, peers, set(arguments.columns.split(",")))
         # So far: a run may be cut short.
         page = write_results(arguments.output, "The activation, quantised", tables, note=note, device=arguments.device)
     sys.stdout.write(page)
