@@ -151,7 +151,9 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
     page = ""
     for name in arguments.ops.split(","):
-        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(name, arguments.device, peers, set(arguments.columns.split(",")))
+        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(
+            name, arguments.device, peers, set(arguments.columns.split(","))
+        )
         # So far: a run may be cut short.
         page = write_results(arguments.output, "The activation, quantised", tables, note=note, device=arguments.device)
     sys.stdout.write(page)
