@@ -16,7 +16,7 @@ from typing import Any
 
 from sgljit_norm.bench.heat_map import write_heat_map
 
-PAGES = ("layer", "rope", "kvcache", "moe", "quant", "norm_quant", "activation", "sampling")
+PAGES = ("layer", "rope", "kvcache", "moe", "quant", "norm_quant", "activation", "activation_quant", "sampling")
 OP, RATIO = "op", "sgljit / best of the others"
 TEXT = """# Our time divided by the best of the others
 
