@@ -8,6 +8,9 @@ behind the model:
 - ``passes``: as it compiles one on a GPU, with its passes. The result has the launches in the graphs, and how many
   nodes of its IR the passes saw.
 - ``custom``: with vLLM's custom ops.
+- ``monitor``: with ``--jit-monitor-mode error``, which the worker for the CPU starts as that for a GPU does. It starts
+  for compiled models alone. A kernel is called that was not built before.
+- ``quiet``: wait for the line of the log that comes after the warm-up.
 - ``kernels``: norms and activations call ``torch.ops._C``, as those of vLLM 0.34 on a GPU, and there is no IR.
 """
 
@@ -22,6 +25,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -121,7 +125,8 @@ def call_kernels() -> None:
             _custom_ops.fused_add_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
             return x, residual
         out = torch.empty(x.shape, dtype=x.dtype)
-        _custom_ops.rms_norm(out, x, self.weight.data, self.variance_epsilon)
+        # vLLM's kernel for the CPU reads heads as if they had no gaps.
+        _custom_ops.rms_norm(out, x.contiguous(), self.weight.data, self.variance_epsilon)
         return out
 
     def activation(self, x):
@@ -131,6 +136,20 @@ def call_kernels() -> None:
     RMSNorm.forward_cpu, SiluAndMul.forward_cpu = norm, activation
     find_spec = importlib.util.find_spec
     sgljit_vllm.importlib.util.find_spec = lambda name: None if name == "vllm.ir" else find_spec(name)
+
+
+def keep_monitor() -> None:
+    """Let the worker for the CPU start vLLM's JIT monitor after its warm-up."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    theirs = CPUWorker.compile_or_warm_up_model
+
+    def compile_or_warm_up_model(self):
+        times = theirs(self)
+        self._maybe_activate_jit_monitor()
+        return times
+
+    CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
 
 
 def launches(directory: Path) -> list[str]:
@@ -154,14 +173,17 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, whose calls can be counted
     import torch
     from vllm import LLM, SamplingParams, envs
+    from vllm.utils import jit_monitor
 
-    from sgljit_engines import report
+    from sgljit_engines import adapter, report
 
     nodes: Counter[str] = Counter()
     if "kernels" in words:
         call_kernels()
     if "passes" in words:
         keep_passes(nodes)
+    if "monitor" in words:
+        keep_monitor()
     calls = count_calls() if "count" in words else Counter()
     config = {"pass_config": {"fuse_norm_quant": False, "fuse_act_quant": False}}  # the CPU has no kernels for these
     if "custom" in words:
@@ -175,16 +197,23 @@ def main() -> None:
     llm = LLM(
         str(directory), skip_tokenizer_init=True, enforce_eager=not {"compiled", "passes"} & {*words},
         dtype="float32", max_model_len=256, seed=0, compilation_config=config,
+        jit_monitor_mode="error" if "monitor" in words else "warn",
     )  # fmt: skip
     sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
     profile = torch.profiler.profile() if "passes" in words else None  # it sees the calls of graphs
     with profile or contextlib.nullcontext():
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
+    if "monitor" in words:
+        torch.ops._C.silu_and_mul(torch.empty(2, 16), torch.ones(2, 32))
+    if "quiet" in words:
+        time.sleep(adapter.QUIET_SECONDS + 1)
     events = profile.key_averages() if profile else []
     result = {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "calls": calls,
-        "kinds": sorted({use.kind for use in report()}),
+        "report": str(report()),
+        "monitored": jit_monitor.is_active(),
+        "kinds": sorted({use.kind for use in report()} - {"any"}),  # what is not by default has no kind
         "in_graphs": {event.key: event.count for event in events if event.key.startswith("sgljit_")},
         "nodes": nodes,
         "launches": launches(Path(envs.VLLM_CACHE_ROOT)) if "passes" in words else [],

