@@ -167,6 +167,8 @@ class HttpStore(Store):
             raise
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
+        if not replace and self._has(name, deadline):
+            return False
         headers = {"Content-Type": "application/octet-stream", **({} if replace else {"If-None-Match": "*"})}
         request = {"data": content, "method": "PUT", "headers": headers}
         try:
@@ -176,6 +178,15 @@ class HttpStore(Store):
                 return True
         except web.ExistsError as error:
             return web.kept(error, name, replace=replace)
+
+    def _has(self, name: str, deadline: float) -> bool:
+        """Whether there is an object: a server may take a conditional PUT for any other, as nginx does."""
+        headers = {"Range": "bytes=0-0"}  # not HEAD, which a server may not know
+        try:
+            with self._client.answered(self._url(name), deadline, self._authorization, headers=headers) as answer:
+                return answer is not None
+        except web.OtherPartError:  # an empty one
+            return True
 
     def _url(self, name: str) -> str:
         return urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(name)}"))

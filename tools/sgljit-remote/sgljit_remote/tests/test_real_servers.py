@@ -61,6 +61,18 @@ def test_nginx_takes_what_is_pushed(nginx, pushed, session, signed, tmp_path):
     assert session(f"http://127.0.0.1:{port}/kernels", **signed).fetch(LOCATION, TOOLCHAIN, root) == root
 
 
+def test_of_two_that_publish_to_nginx_the_first_wins(nginx, remote, signed):
+    port, _ = nginx()
+    there = remote(f"http://127.0.0.1:{port}", **signed)
+    assert there.put("one", b"first")
+    assert not there.put("one", b"second")
+    assert there.get("one") == b"first"
+    assert there.put("one", b"third", replace=True)
+    assert there.get("one") == b"third"
+    assert there.put("empty", b"")
+    assert not there.put("empty", b"second")
+
+
 def test_nginx_that_is_busy_costs_one_warning(nginx, session, signed, cache, said, no_pauses):
     port, _ = nginx()
     with within(20):
