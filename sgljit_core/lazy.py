@@ -47,7 +47,8 @@ def collector_paused() -> Iterator[None]:
     """No garbage collection inside the block, which makes thousands of objects that stay.
 
     A full collection in between walks all of PyTorch's objects: 100 ms, several times what a family takes to load.
-    A block that finds it off leaves it alone: where those of threads overlap, it is on again when the last one ends.
+    A block that finds it off leaves it alone. Where those of threads overlap, it is on again when the one ends that turned
+    it off: the others are slower then.
     """
     if was_enabled := gc.isenabled():
         gc.disable()

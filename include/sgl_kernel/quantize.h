@@ -16,7 +16,7 @@
 
 namespace sgl {
 
-/// \brief `x`, or a bound that it is below. One instruction of a device, where `sgl::max` and its NaN take three.
+/// \brief `x`, or a bound that it is below; the bound where `x` is NaN, unlike `sgl::max`. One instruction of a device.
 SGL_HD float at_least(float x, float bound) {
   return details::Reduce<true>{}(x, bound);
 }
@@ -305,7 +305,8 @@ struct QuantizedAs {
 };
 
 /// \brief A program of rows that are quantised.
-/// \tparam kIsMap as in `QuantizedProgram`: its elements are kept, and have many threads.
+/// \tparam kIsMap as in `QuantizedProgram`. Such a program is taken to be slow: its elements are kept, and have many
+/// threads.
 template <typename F, typename Scale, bool kRounds, bool kIsMap, int kSegments = 1>
 using QuantizedRowProgram =
     RowProgram<sgl::Quantized<F, Scale, kRounds, kIsMap>, kSegments, sgl::ChooseLayoutOf<kIsMap>>;

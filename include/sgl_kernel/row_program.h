@@ -717,11 +717,17 @@ inline sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
-  const bool may_hold = segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8 &&
-                        choose(sgl::kMaxRowVectors, segment.work, sgl::kMaxBlocks, chip).is_resident();
-  const auto shared = is_only && !row.is_resident()
-                          ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
-                          : sgl::SharedRow{};
+  // Of few rows a layout may ask for blocks that share them; of many it says whether it holds rows at all.
+  constexpr auto kMany = sgl::kMaxBlocks;
+  const bool holds = choose(sgl::kMaxRowVectors, segment.work, kMany, chip).is_resident();
+  const bool may_hold =
+      holds && segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
+  auto shared = is_only && !row.is_resident() ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
+                                              : sgl::SharedRow{};
+  if (holds && segment.is_kept && is_short && !row.is_resident() && !shared.is_held) {
+    shared = {};
+    row = choose(static_cast<unsigned>(vectors), segment.work, kMany, chip);
+  }
   if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
   if (!row.is_resident() && (segment.has_groups || segment.paired > 0))
     throw Error(

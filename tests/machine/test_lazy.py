@@ -35,7 +35,7 @@ def test_blocks_of_threads_that_overlap_leave_it_on():
 
 
 def test_a_block_of_another_thread_that_ends_behind_the_question_leaves_it_on(monkeypatch):
-    monkeypatch.setattr(gc, "isenabled", lambda: False)  # the answer was true, and the other block has ended since
+    monkeypatch.setattr(gc, "isenabled", lambda: False)  # it was off when asked; the other block has ended since
     with lazy.collector_paused():
         monkeypatch.undo()
     assert gc.isenabled()

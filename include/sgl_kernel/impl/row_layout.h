@@ -134,7 +134,7 @@ constexpr RowLayout layout_rows(
   return generic_layout(vectors);
 }
 
-/// \brief How blocks share a row that is too long for one.
+/// \brief How blocks share a long row.
 struct SharedRow {
   unsigned blocks = 1;
   unsigned threads = 0;  ///< of each

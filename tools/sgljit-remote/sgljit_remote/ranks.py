@@ -44,6 +44,7 @@ def warm_up(
     *,
     model: Path | str | None = None,
     tensor_parallel: int = 1,
+    dtype: str | None = None,
     families: Collection[str] = (),
     timeout: float = 600.0,
 ) -> int:
@@ -59,7 +60,9 @@ def warm_up(
         group: one of gloo or NCCL; by default the whole job. For one of each node, pass the group of the node.
         model: a model's ``config.json``, or the directory that holds it: the first rank builds what ``sgljit prepare
             --model`` does, for its current device, and hands over exactly this. Needs sgljit-tools on that rank.
+            It compiles only where the process may: not with ``SGLJIT_JIT=error``.
         tensor_parallel: the number of ranks that share the attention heads of the model.
+        dtype: of the model, such as "float16"; by default what its config says.
         families: hand over all artifacts of these families in the first rank's cache, too, where ``work`` has them
             made by another process, such as ``sgljit prepare``.
         timeout: the seconds that all of it may take, from this rank's call on.
@@ -68,15 +71,19 @@ def warm_up(
         The number of artifacts that this rank was given.
 
     Raises:
+        TypeError: there is no ``work``, no ``model`` and no family: nothing would be done.
         WarmUpError: the first rank has failed to build the model or in ``work``; there, its own exception is raised.
         ConfigError: sgljit-tools is missing on the first rank, which was to build a model.
         RankLostError: a rank is gone, or was not there in time. The group cannot be used further.
         RefusedObjectError: what arrived is damaged.
     """
+    if work is None and model is None and not families:
+        raise TypeError("warm_up() would do nothing: pass work, a function that uses the ops; a model; or families")
     ranks = _Ranks(group, timeout)
     if ranks.is_first:
         try:
-            offered = _offered(work, families, model, tensor_parallel)
+            built = None if model is None else (Path(model), tensor_parallel, dtype)
+            offered = _offered(work, families, built)
         except BaseException as error:
             ranks.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
             raise
@@ -89,7 +96,7 @@ def warm_up(
     if "failed" in named:
         raise WarmUpError(
             f"the first rank could not make what this one waited for: {named['failed']}. Its own log has the rest; "
-            "without warm_up, this rank compiles for itself"
+            "without warm_up, this rank compiles for itself, if it may"
         )
     root = paths.cache_root()
     absent = [place for place in named if not _has(root, place)]
@@ -101,13 +108,13 @@ def warm_up(
 
 
 def _offered(
-    work: Callable[[], object] | None, families: Collection[str], model: Path | str | None, tensor_parallel: int
+    work: Callable[[], object] | None, families: Collection[str], model: tuple[Path, int, str | None] | None
 ) -> list[Artifact]:
     """The artifacts that the work uses, that a model asks for, and those of families."""
     hooks.load_plugins()  # this one hears of hits only then
     if "sgljit_remote.plugin" not in sys.modules:
         raise ConfigError("SGLJIT_PLUGINS must name sgljit-remote, which else does not hear what the first rank uses")
-    built = [] if model is None else _built(Path(model), tensor_parallel)
+    built = [] if model is None else _built(*model)
     with handed.noting() as directories:
         if work is not None:
             work()
@@ -125,7 +132,7 @@ def _offered(
     return [found[place] for place in sorted(found)]
 
 
-def _built(model: Path, tensor_parallel: int) -> list[Path]:
+def _built(model: Path, tensor_parallel: int, dtype: str | None) -> list[Path]:
     """Build what a model asks for, as ``sgljit prepare`` does; the directories of the artifacts."""
     try:
         from sgljit_engines.adapter import engine_ops
@@ -136,7 +143,7 @@ def _built(model: Path, tensor_parallel: int) -> list[Path]:
             f"warm_up(model={str(model)!r}) builds what `sgljit prepare` does, which is not installed here ({error}): "
             "pip install sgljit-tools on the machine of the first rank, or pass the calls of the ops as work"
         ) from error
-    shape = read_config(model, tensor_parallel, None)
+    shape = read_config(model, tensor_parallel, dtype)
     for note in shape.notes:
         log.log(logging.WARNING, "warm_up_note", f"of {model}: {note}")
     builders = builds_ahead(discovery.installed(), model=shape, ops=engine_ops(None))

