@@ -47,8 +47,7 @@ def collector_paused() -> Iterator[None]:
     """No garbage collection inside the block, which makes thousands of objects that stay.
 
     A full collection in between walks all of PyTorch's objects: 100 ms, several times what a family takes to load.
-    A block that finds it off leaves it alone. Where those of threads overlap, it is on again when the one ends that turned
-    it off: the others are slower then.
+    A block that finds it off leaves it alone: of two threads, the second is slower once the first has turned it on.
     """
     if was_enabled := gc.isenabled():
         gc.disable()
