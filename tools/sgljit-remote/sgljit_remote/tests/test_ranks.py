@@ -163,9 +163,7 @@ def test_a_model_of_which_all_is_loaded_is_handed_over_all_the_same(job, tmp_pat
 
 def test_a_call_that_would_do_nothing_is_refused():
     for arguments in ((), (None,)):
-        with pytest.raises(
-            TypeError, match="would do nothing: pass work, a function that uses the ops; a model; or "
-        ):
+        with pytest.raises(TypeError, match="would do nothing: pass work, a function that uses the ops; a model; or "):
             ranks.warm_up(*arguments)
 
 
