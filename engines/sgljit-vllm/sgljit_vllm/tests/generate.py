@@ -204,7 +204,7 @@ def main() -> None:
     with profile or contextlib.nullcontext():
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
     if "monitor" in words:
-        torch.ops._C.silu_and_mul(torch.empty(2, 16), torch.ones(2, 32))
+        getattr(torch.ops, KERNELS).silu_and_mul(torch.empty(2, 16), torch.ones(2, 32))
     if "quiet" in words:
         time.sleep(adapter.QUIET_SECONDS + 1)
     events = profile.key_averages() if profile else []
