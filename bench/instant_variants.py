@@ -318,7 +318,7 @@ def first_call_table(variants: int, peer_variants: int) -> list[dict[str, object
         row("a new variant", empty[1:], 120),
         row("a new variant, nothing on PATH", bare[1:], 120),
         row("the family, compiled by g++ and NVRTC", empty[:1], 500),
-        row("the family, its host part carried by the wheel, nothing on PATH", bare[:1], 500),
+        row("the family, its host part carried by the wheel, nothing on PATH", bare[:1], 300),
         row("a variant on disk, in a fresh process", disk[1:], 3),
         row("a new prologue, the first of a fresh process, its host part on disk", prologues[:1], ""),
         row("a new prologue, another head size", prologues[1:], 150),

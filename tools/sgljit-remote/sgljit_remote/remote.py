@@ -218,7 +218,16 @@ class Remote:
         found = self.unpack(name, old).artifacts if old else ()
         kept = [artifact.place for artifact in found if keep(artifact.place)][:most]
         whole = objects.joined(content, old, kept) if old and kept else content
-        return (whole, kept) if len(whole) <= LARGEST_ARCHIVE else (content, [])
+        if len(whole) <= LARGEST_ARCHIVE:
+            return whole, kept
+        log.once(
+            "remote_dropped",
+            name,
+            f"{name} at {self.store.shown} would have more than {LARGEST_ARCHIVE} bytes: {len(kept)} artifacts that it "
+            "had are left out, which machines then ask for one by one. Push to an archive with a name, or --replace "
+            "what is old",
+        )
+        return content, []
 
 
 class Session:

@@ -114,6 +114,19 @@ def test_a_push_of_another_builder_keeps_what_the_archive_has(run, filled, other
     assert archived(server) == payloads(NORMS[0], artifact(7))
 
 
+def test_an_archive_that_would_be_too_large_is_said_to_lose_what_others_have_put_into_it(
+    run, filled, other, server, said, monkeypatch
+):
+    run("push", "norm")
+    monkeypatch.setattr(
+        "sgljit_remote.remote.LARGEST_ARCHIVE", len(server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"])
+    )
+    run("push", "norm", "--directory", other)
+    assert archived(server) == payloads(NORMS[0], artifact(7))
+    assert [text for text in said() if "2 artifacts that it had are left out" in text] == said()
+    assert len(said()) == 1
+
+
 def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     run, filled, other, server, key, tmp_path, monkeypatch
 ):
