@@ -139,6 +139,9 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
+    columns = set(arguments.columns.split(","))
+    if "sgljit" not in columns or not columns <= {*COLUMNS}:
+        parser.error(f"--columns: expected sgljit and some of {', '.join(COLUMNS[1:])}; got {arguments.columns}")
     torch.manual_seed(0)
     peers = None
     if arguments.peers is not None:
@@ -151,9 +154,7 @@ def main() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
     page = ""
     for name in arguments.ops.split(","):
-        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(
-            name, arguments.device, peers, set(arguments.columns.split(","))
-        )
+        tables[f"{op_of(name)}, {name.removeprefix(CLAMPED)}"] = table(name, arguments.device, peers, columns)
         # So far: a run may be cut short.
         page = write_results(arguments.output, "The activation, quantised", tables, note=note, device=arguments.device)
     sys.stdout.write(page)

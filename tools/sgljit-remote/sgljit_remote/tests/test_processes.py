@@ -141,7 +141,7 @@ def test_the_first_artifact_imports_little(run, published):
 
 
 def test_behind_a_family_the_first_artifact_imports_nothing(run, published):
-    """What asks and verifies takes longer to import than the artifact to bring: the family's thread has done it."""
+    """The thread that begins with a family has imported all: that takes longer than to bring an artifact."""
     code = LOAD.replace("before = ", f"{AFTER_A_FAMILY}before = ")
     output, _ = run(code, "1", cache="second", **published)
     found = json.loads(output)
