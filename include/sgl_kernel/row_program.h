@@ -272,6 +272,7 @@ struct SegmentPlan {
   std::int64_t elements = 0;       ///< of a vector
   std::int64_t element_bytes = 0;  ///< of the widest operand
   std::int64_t least_bytes = 0;    ///< of the narrowest element that is read
+  std::int64_t narrow_bytes = 0;   ///< of the narrowest element that is read or stored
   std::int64_t read_bytes = 0;     ///< one element of each operand that is read and has rows of its own
   std::int64_t shared_bytes = 0;   ///< one element of each operand that is read and has one row for all
   sgl::RowWork work = sgl::RowWork::kOneInput;
@@ -1045,7 +1046,7 @@ inline void match_segment(
   const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.columns = like->columns;
   segment.elements = sgl::kWordBytes;
-  segment.least_bytes = sgl::kWordBytes;
+  segment.least_bytes = segment.narrow_bytes = sgl::kWordBytes;
   if (roles.list_size > sgl::kMostListed || roles.list_size > segment.columns)
     throw Error(
         "ValueError", "row program: a list of ", roles.list_size, " states; it has at most ",
@@ -1130,6 +1131,7 @@ inline void match_segment(
     }
     if (is_value || is_of_groups) continue;
     const auto bytes = rows.element_bytes();
+    if (bytes < segment.narrow_bytes) segment.narrow_bytes = bytes;
     if ((roles.reads & bit) != 0) {
       (is_for_all ? segment.shared_bytes : segment.read_bytes) += bytes;
       if (bytes < segment.least_bytes) segment.least_bytes = bytes;
@@ -1255,6 +1257,14 @@ SGL_INLINE void match_program(
     auto& segment = plans[i];
     match_segment(segments[i].rows, num_operands, segments[i].bound, i, roles[i], plan, segment, location);
     segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
+    // A map of few elements: narrower vectors, down to 32 bits, are more threads, each of which is done sooner.
+    constexpr std::int64_t kFew = 32768;  // a thread each: 128 blocks, as many as large chips have multiprocessors
+    if (segment.is_map && num_segments == 1 && plan.device.device_type == kDLCUDA) {
+      while (segment.elements * segment.narrow_bytes > 4 &&
+             segment.num_rows * div_ceil(segment.columns, segment.elements) <= kFew)
+        segment.elements /= 2;
+      segment.has_tail = segment.columns % segment.elements != 0;
+    }
     segment.vectors = div_ceil(segment.columns, segment.elements);
     const bool divides = segment.is_map && segment.vectors > 1;
     plan.forms |= static_cast<std::uint64_t>((segment.is_map ? sgl::kIsMap : 0) | (segment.is_kept ? sgl::kKeeps : 0))

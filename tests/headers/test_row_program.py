@@ -300,7 +300,7 @@ def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
 @each_dtype
 def test_a_map_of_rows_of_any_size_and_alignment(programs, device, dtype):
     """Rows without gaps, with gaps, that begin at odd addresses, and that end within a vector."""
-    for rows, columns in [*SHAPES, (3, 5), (7, 130), (65, 1)]:
+    for rows, columns in [*SHAPES, (3, 5), (7, 130), (65, 1), (7, 22_861), (65, 8_197)]:  # the more, the wider vectors
         for stride, first in ((columns, 0), (columns, 1), (columns + 3, 0), (columns + 8, 0)):
             buffer = torch.full((rows * stride + 9,), NAN, dtype=dtype, device=device)
             buffer[first : first + rows * stride] = random(rows * stride, dtype=dtype, device=device)
@@ -795,6 +795,19 @@ def test_a_warp_shares_each_of_few_rows_with_pairs_unless_a_sum_depends_on_it():
             if int(number) & (1 << 20) - 1 == 128:
                 found.setdefault(norm, set()).add((int(number) >> 40 & 63, int(number) >> 48 & 4095))
     assert found == {"kNone": {(2, 32), (8, 8)}, "kPlain": {(8, 8)}}
+
+
+@pytest.mark.slow
+def test_a_map_of_few_elements_has_narrower_vectors_down_to_32_bits():
+    """As the host part of activations asks for kernels, for 1 to 16384 tokens: the elements of a vector."""
+    ops = frozenset({"silu_and_mul", "silu_and_mul_quant"})
+    found = {}
+    for one in record(["activation"], cuda_arch="9.0a", on_cpu=False, ops=ops, keep=False).wanted:
+        for name, number in re.findall(r"row_program\w*<([\w:]+)<.* (\d+)u?>", one.spec.label):
+            if int(number) & IS_MAP:
+                found.setdefault(name, set()).add(int(number) >> 40 & 63)
+    of_float32 = {1}
+    assert found == {"activation::Activated": {2, 4, 8} | of_float32, "sgl::Quantized": {4, 8}}
 
 
 FLAT, COUNTED, IN_BLOCKS, IS_MAP, HAS_TAIL, IS_DOUBLE = 1 << 63, 1 << 62, 1 << 61, 1 << 46, 1 << 47, 1 << 62
