@@ -328,13 +328,20 @@ torch.cuda.set_device(rank)
 dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=2)
 x, weight = torch.randn(3, 264, device="cuda"), torch.randn(264, device="cuda")
 out = torch.full_like(x, torch.nan)
+fails = "dies" in sys.argv or "sleeps" in sys.argv
 if "dies" in sys.argv:
     dist.barrier()  # so the communicator is there
-if len(sys.argv) > 3 and rank:
+if fails and rank:
     sys.exit(1) if "dies" in sys.argv else time.sleep(60)
 start = time.monotonic()
 try:
-    given = warm_up(lambda: ops["norm"].rmsnorm(x, weight, out), timeout=10 if len(sys.argv) > 3 else 120)
+    if "model" in sys.argv:
+        given = warm_up(model=sys.argv[-1], timeout=120)
+        gates = torch.ones(2, 512, dtype=torch.bfloat16, device="cuda")
+        assert torch.all(ops["activation"].silu_and_mul(gates) > 0)
+        out = torch.nn.functional.rms_norm(x, (264,), weight, 1e-6)
+    else:
+        given = warm_up(lambda: ops["norm"].rmsnorm(x, weight, out), timeout=10 if fails else 120)
 finally:
     print(json.dumps(time.monotonic() - start), flush=True)
     if "sleeps" in sys.argv:
@@ -353,14 +360,14 @@ def job_of_two_gpus(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
 
-    def job(*arguments):
+    def job(*arguments, **more):
         meeting = f"file://{tmp_path}/ranks"
         ranks = []
         for rank in (0, 1):
             settings = {"SGLJIT_CACHE_DIR": str(tmp_path / f"rank{rank}"), "PYTHONPATH": os.pathsep.join(sys.path)}
             command = [sys.executable, "-c", NCCL_RANK, str(rank), meeting, *arguments]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            ranks.append(subprocess.Popen(command, env={**os.environ, **settings}, **pipes))
+            ranks.append(subprocess.Popen(command, env={**os.environ, **settings, **more}, **pipes))
         try:
             return ranks, [rank.communicate(timeout=240) for rank in ranks]
         finally:
@@ -377,6 +384,19 @@ def test_over_nccl_one_rank_compiles_for_the_gpus_of_both(job_of_two_gpus, tmp_p
     (given, builds), (given_other, builds_other) = (json.loads(output.splitlines()[-1]) for output, _ in said)
     assert given == 0
     assert given_other == builds["compiled"] > 1
+    assert builds_other == {}
+    assert files(tmp_path / "rank1") == files(tmp_path / "rank0")
+
+
+@pytest.mark.gpu
+def test_over_nccl_one_rank_builds_a_model_for_the_gpus_of_both(job_of_two_gpus, tmp_path):
+    pytest.importorskip("sgljit_tools", reason="the builds are those of `sgljit prepare`")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    ranks, said = job_of_two_gpus("model", str(tmp_path), **ALONE)
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    (given, builds), (given_other, builds_other) = (json.loads(output.splitlines()[-1]) for output, _ in said)
+    assert given == 0
+    assert given_other >= builds["compiled"] > 1
     assert builds_other == {}
     assert files(tmp_path / "rank1") == files(tmp_path / "rank0")
 
