@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from sgljit_core.builds import record
+
 from .counts import count
 from .errors import RemoteUnavailableError
 
@@ -33,6 +35,7 @@ def ask(
     question: Callable[[float], T],
     seconds: float,
     meanwhile: Callable[[], object] = lambda: None,
+    place: str = "",
     *,
     times: float = 1,
 ) -> T:
@@ -42,6 +45,7 @@ def ask(
         question: gets the time by which it must be done, by ``time.monotonic``.
         seconds: the limit of one artifact.
         meanwhile: what this thread does before it waits for an answer; it must not take long.
+        place: what is asked for, as plugins hear of failures.
         times: all attempts together may take so many limits, as long as each goes on for more than one: what stalls,
             or fails at once, is over after one.
 
@@ -56,11 +60,11 @@ def ask(
             count(requests=1)
             began = time.monotonic()
             return _in_time(question, deadline, meanwhile)
-        except RemoteUnavailableError:
-            count(failures=1)
+        except RemoteUnavailableError as error:
+            _failed(place, error)
             raise
         except TryAgainError as error:
-            count(failures=1)
+            _failed(place, error)
             reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
             went_on = time.monotonic() - began > seconds and not isinstance(error, StalledError)
@@ -69,6 +73,11 @@ def ask(
                 raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {limit:g} s") from error
         time.sleep(wait)
         pause *= 2
+
+
+def _failed(place: str, error: Exception) -> None:
+    count(failures=1)
+    record.event("failure", place, str(error))
 
 
 def _in_time(question: Callable[[float], T], deadline: float, meanwhile: Callable[[], object]) -> T:

@@ -43,6 +43,12 @@ def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
     return HttpStore(url, seconds) if scheme in ("http", "https") else FsspecStore(url)
 
 
+def shown(url: str) -> str:
+    """A URL for messages: without a password, which may also be in its query."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
 class DirectoryStore(Store):
     """A directory of this machine, or of a file server."""
 
@@ -145,7 +151,7 @@ class HttpStore(Store):
         self._parts = parts._replace(netloc=host)
         self._authorization = web.basic(unquote(user)) if at else ""
         self._client = web.Client(seconds)
-        self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
+        self.shown = shown(url)
 
     def get_ready(self) -> None:
         if self._parts.scheme == "https":
@@ -198,8 +204,7 @@ class FsspecStore(Store):
     def __init__(self, url: str) -> None:
         self._url = url
         self.is_network = urlsplit(url).scheme != "memory"
-        parts = urlsplit(url)
-        self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+        self.shown = shown(url)
 
     def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
         with self._failing_plainly():
