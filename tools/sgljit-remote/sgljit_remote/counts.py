@@ -51,7 +51,7 @@ def count(**numbers: int) -> None:
 
 
 def refused(place: str, reason: str, size: int = 0) -> None:
-    """Count something that must not be used, and tell plugins its size, too."""
+    """Count something that must not be used, and report it to plugins, with its size."""
     count(refusals=1)
     record.event("refusal", place, reason, size)
 
