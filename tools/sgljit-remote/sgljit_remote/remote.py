@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from . import lease
+    from .archives import Behind
     from .signing import TrustedKey
 
 T = TypeVar("T")
@@ -242,10 +243,19 @@ class Remote:
 
 
 class Session:
-    """The questions of this process to a remote. No method raises."""
+    """The questions of this process to a remote. No method raises.
 
-    def __init__(self, remote: Remote) -> None:
+    Args:
+        archives: add what is published to the archives of its families, a while later.
+    """
+
+    def __init__(self, remote: Remote, *, archives: bool = False) -> None:
         self._remote = remote
+        self._behind: Behind | None = None
+        if archives:
+            from .archives import Behind
+
+            self._behind = Behind(self._archive)
         self._lock = ForkLock()  # for the index and archives: other threads wait for what one brings
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
@@ -341,11 +351,25 @@ class Session:
             replace = not names.isdisjoint(self._refused)
 
             def write() -> None:
-                count(published=self._remote.publish_one(artifact, *signer, replace=replace, beside=beside))
+                is_new = self._remote.publish_one(artifact, *signer, replace=replace, beside=beside)
+                count(published=is_new)
+                if is_new and self._behind is not None:
+                    self._behind.add(artifact)
 
             self._guarded(write)
         finally:
             self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
+
+    def _archive(self, published: list[Artifact]) -> None:
+        """Add what was published to the archives of its families."""
+        from . import archives
+
+        if self._is_down or (signer := self._signer()) is None:
+            return
+        try:
+            self._guarded(lambda: archives.add(self._remote, published, *signer, LARGEST_ARCHIVE))
+        except RefusedObjectError as error:
+            self._remote.refuse(index.NAME, str(error))
 
     @property
     def trusted(self) -> tuple[TrustedKey, ...]:
@@ -518,7 +542,7 @@ def current() -> Session | None:
 
 def _session(settings: Settings) -> Session | None:
     try:
-        return Session(Remote(settings))
+        return Session(Remote(settings), archives=settings.is_writable)
     except (KeyFileError, UntrustedRemoteError) as error:
         refused(stores.shown(settings.url), str(error))
         log.once("remote_refused", settings.url, str(error), reason=str(error))
