@@ -6,6 +6,7 @@ that is late is left to itself, and its answer is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import threading
@@ -38,6 +39,7 @@ def ask(
     place: str = "",
     *,
     times: float = 1,
+    heard: Callable[[], int] = lambda: 0,
 ) -> T:
     """The answer to a question, which is asked again while it raises TryAgainError and there is time.
 
@@ -48,6 +50,7 @@ def ask(
         place: what is asked for, as plugins hear of failures.
         times: all attempts together may take so many limits, as long as each goes on for more than one: what stalls,
             or fails at once, is over after one.
+        heard: another number than a moment ago, if something came meanwhile.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.
@@ -59,7 +62,7 @@ def ask(
         try:
             count(requests=1)
             began = time.monotonic()
-            return _in_time(question, deadline, meanwhile)
+            return _in_time(question, seconds, deadline, meanwhile, heard)
         except RemoteUnavailableError as error:
             _failed(place, error)
             raise
@@ -80,7 +83,13 @@ def _failed(place: str, error: Exception) -> None:
     record.event("failure", place, str(error))
 
 
-def _in_time(question: Callable[[float], T], deadline: float, meanwhile: Callable[[], object]) -> T:
+def _in_time(
+    question: Callable[[float], T],
+    seconds: float,
+    deadline: float,
+    meanwhile: Callable[[], object],
+    heard: Callable[[], int],
+) -> T:
     answers: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -94,10 +103,15 @@ def _in_time(question: Callable[[float], T], deadline: float, meanwhile: Callabl
     except RuntimeError as error:  # no thread is left
         raise RemoteUnavailableError(f"it cannot be asked within a time: {error}") from error
     meanwhile()
-    try:
-        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        raise TryAgainError("no answer") from None
+    before, since, answer = heard(), time.monotonic(), None
+    while answer is None:
+        left = min(deadline, since + seconds) - time.monotonic()
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=max(0.0, min(left, seconds / 8)))
+        if answer is None and left <= 0:
+            raise (TryAgainError if deadline <= since + seconds else StalledError)("no answer")
+        if (now := heard()) != before:
+            before, since = now, time.monotonic()
     if isinstance(answer, BaseException):
         raise answer
     return answer[0]

@@ -78,7 +78,7 @@ class Remote:
         """
         content = bytearray()
         sink = Sink(content.extend, content.clear)
-        is_there = self._ask(name, lambda deadline: self.store.stream(name, most, deadline, sink), times)
+        is_there = self._ask(name, lambda deadline: self.store.stream(name, most, deadline, sink), sink, times)
         self._count_read(name, len(content))
         return bytes(content) if is_there else None
 
@@ -109,7 +109,7 @@ class Remote:
             end = deadline
             return self.store.stream(name, most, deadline, sink)
 
-        is_there = self._ask(name, question)
+        is_there = self._ask(name, question, sink)
         self._count_read(name, file.tell())
         return is_there
 
@@ -129,10 +129,12 @@ class Remote:
     def _place(self, name: str) -> str:
         return f"{self.store.shown}/{name}"
 
-    def _ask(self, name: str, question: Callable[[float], T], times: float = 1) -> T:
+    def _ask(self, name: str, question: Callable[[float], T], sink: Sink | None = None, times: float = 1) -> T:
+        heard = (lambda: sink.heard) if sink else lambda: 0
         try:
             self.store.get_ready()  # no server is late while this machine imports
-            return ask(question, self.settings.timeout, self._meanwhile, self._place(name), times=times)
+            place = self._place(name)
+            return ask(question, self.settings.timeout, self._meanwhile, place, times=times, heard=heard)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 
