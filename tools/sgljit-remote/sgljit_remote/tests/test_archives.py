@@ -19,15 +19,18 @@ LEASE = f"/{index.NAME}.lease"
 ONE, OTHER, THIRD = artifact(1), artifact(2), artifact(3)
 
 
-@pytest.fixture(params=["server", "directory", "memory"])
-def url(request, tmp_path, server):
-    """A store of each kind, which has nothing."""
+def url_of(name, request, tmp_path):
+    """The URL of a store that has nothing."""
+    if name == "server":
+        return request.getfixturevalue("server").url
+    if name == "bucket":
+        return request.getfixturevalue("bucket")[0]
+    if name == "nginx":
+        return f"http://127.0.0.1:{request.getfixturevalue('nginx')()[0]}/kernels"
+    if name == "registry":
+        return f"oci+http://{request.getfixturevalue('running')()}/kernels"
     (tmp_path / "store").mkdir()
-    return {
-        "server": server.url,
-        "directory": str(tmp_path / "store"),
-        "memory": f"memory://{tmp_path.name}",
-    }[request.param]
+    return str(tmp_path / "store")
 
 
 def add(remote, published, key):
@@ -43,9 +46,10 @@ def places(remote):
     return {name: sorted(archive.artifacts) for name, archive in known.items()}
 
 
-def test_writers_at_the_same_moment_lose_nothing_of_each_other(url, remote):
+@pytest.mark.parametrize("store", ["server", "directory", pytest.param("bucket", marks=pytest.mark.slow)])
+def test_writers_at_the_same_moment_lose_nothing_of_each_other(store, request, remote, tmp_path):
     """Each has an artifact of a family that all write, and one of a family of its own."""
-    writers = 6
+    url, writers = url_of(store, request, tmp_path), 6
     start, failed = threading.Barrier(writers), []
 
     def write(number):
@@ -63,6 +67,16 @@ def test_writers_at_the_same_moment_lose_nothing_of_each_other(url, remote):
     expected = {"cpu-x86_64.norm": sorted(artifact(number).place for number in range(writers))}
     expected |= {f"cpu-x86_64.own{n}": [artifact(n, family=f"own{n}").place] for n in range(writers)}
     assert places(remote(url)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["nginx", "registry"])
+def test_writers_in_turn_lose_nothing_of_each_other(store, request, remote, tmp_path):
+    """Of a store without conditional writes no more is promised."""
+    url = url_of(store, request, tmp_path)
+    for one in (ONE, OTHER, THIRD):
+        add(remote(url), [one], None)
+    assert places(remote(url)) == {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place, THIRD.place])}
 
 
 def test_what_is_in_an_archive_is_not_written_again(server, remote):
