@@ -47,7 +47,6 @@ def make_once(finder: Finder[T]) -> T:
     _check_allowed(finder)
     if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
         raise _no_toolchain(finder)
-    record.missed()
     with contextlib.ExitStack() as held:
         for _ in _until_locked(request, held):
             if (found := finder.find_in(Tier(request.root))) is not None:
@@ -67,9 +66,10 @@ def _explain(finder: Finder[T]) -> Explanation:
 
 
 def _check_allowed(finder: Finder[T]) -> None:
-    """Raise where nothing may be compiled now; else log why something will be."""
-    if policy.explaining.get():
+    """Count a miss. Raise where nothing may be compiled now; else log why something will be."""
+    if policy.explaining.get():  # a question is no miss
         raise policy.Explained(_explain(finder))
+    record.missed(finder.request)
     build = finder.request.named
     if policy.is_capturing():
         raise errors.CaptureError(build.label, str(_explain(finder)))

@@ -27,8 +27,8 @@ from .request import Request
 
 _lock = ForkLock()  # for all counts
 _builds: Counter[str] = Counter()
-_loads: list[dict[str, Any]] = []  # the arguments of a hook; a hit takes no lock, as a list grows in one step
-_sums = {"misses": 0, "seconds": 0.0, "faults": 0, "told": 0}  # told: of how many loads plugins have heard
+_news: list[tuple[str, dict[str, Any]]] = []  # hooks and arguments; a hit takes no lock, as a list grows in one step
+_sums = {"misses": 0, "seconds": 0.0, "faults": 0, "told": 0}  # told: of how much of the news plugins have heard
 
 
 class Stats(NamedTuple):
@@ -54,23 +54,32 @@ class Stats(NamedTuple):
 def stats() -> Stats:
     """The counts of this process so far."""
     with _lock.here():
-        done = tuple(_loads)
+        done = [load for hook, load in tuple(_news) if hook == "sgljit_loaded"]
         loads = {load["build"].label: (load["build"], load["tier"]) for load in done}
         hits = Counter(load["tier"] for load in done if load["tier"] != "made")
         return Stats(dict(hits), int(_sums["misses"]), dict(_builds), _sums["seconds"], int(_sums["faults"]), loads)
 
 
-def missed() -> None:
+def event(event: str, place: str, reason: str = "", size: int = 0, build: BuildSpec | None = None) -> None:
+    """Tell plugins of what neither a load nor a build is: see the hook."""
+    _news.append(("sgljit_event", {"event": event, "place": place, "reason": reason, "size": size, "build": build}))
+    if hooks.load_plugins.cache_info().currsize:
+        _report()
+
+
+def missed(request: Request[Any]) -> None:
     """Something was in no tier."""
     with _lock.here():
         _sums["misses"] += 1
+    event("miss", str(request.root / request.location.path), build=request.named)
 
 
-def survived(event: str, about: str, text: str, **data: Any) -> None:
+def survived(name: str, about: str, text: str, **data: Any) -> None:
     """The cache failed, and the build goes on: a warning, once for each event and what it is about."""
     with _lock.here():
         _sums["faults"] += 1
-    log.once(event, about, text, **data)
+    log.once(name, about, text, **data)
+    event("failure", about, text)
 
 
 def unwritable(root: Path, text: str, reason: str) -> None:
@@ -86,7 +95,7 @@ def unusable(root: Path, error: Exception) -> None:
 def loaded(request: Request[Any], directory: Path, tier: str) -> None:
     """Something was loaded: from a tier, or as it was made ("made")."""
     build, key = request.build, request.location.source_key
-    _loads.append({"build": build, "key": key, "directory": directory, "tier": tier})
+    _news.append(("sgljit_loaded", {"build": build, "key": key, "directory": directory, "tier": tier}))
     if log.LOGGER.isEnabledFor(logging.DEBUG):
         data = {"build": build.label, "family": build.family, "module": build.module, "markers": build.markers}
         text = f"loaded {build.label} from {directory} ({tier})"
@@ -96,12 +105,12 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
 
 
 def _report() -> None:
-    """Tell plugins of the loads that they have not been told of: a hit alone loads no plugin."""
+    """Tell plugins what they have not been told: a hit alone loads no plugin."""
     with _lock.here():
-        new = _loads[int(_sums["told"]) :]
+        new = _news[int(_sums["told"]) :]
         _sums["told"] += len(new)
-    for load in new:
-        hooks.tell("sgljit_loaded", **load)
+    for hook, arguments in new:
+        hooks.tell(hook, **arguments)
 
 
 _LONG_SECONDS = 10.0

@@ -80,3 +80,16 @@ def sgljit_loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> Non
         directory: the artifact's.
         tier: where it was found: "cache", "prebuilt", "carried", "plugin" or "remote"; "made" where it was compiled.
     """
+
+
+@hookspec
+def sgljit_event(event: str, place: str, reason: str, size: int, build: BuildSpec | None) -> None:
+    """The cache or a remote has counted something else. May be called from any thread, and must load no code.
+
+    Args:
+        event: "miss", "refusal" or "failure"; of a remote's objects also "read" and "written".
+        place: a path or a URL; of a miss, the directory that would have its artifacts.
+        reason: why something was refused, or failed; else "".
+        size: the bytes of an object, as far as it came; else 0.
+        build: what was missed; else None.
+    """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import textwrap
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +31,18 @@ def sgljit_build_finished(build, key, directory, outcome, error):
 def sgljit_loaded(build, key, directory, tier):
     print("loaded", build.label, len(key), Path(directory).exists(), tier)
 
+@hookimpl
+def sgljit_event(event, place, reason, size, build):
+    print(event, place, reason, size, build and build.label)
+
 hooks.load_plugins()
 hooks.manager().register(sys.modules.setdefault("observer", type(sys)("observer")))
+"""
+OBSERVED = f"""
+import sys, types
+module = sys.modules['observer'] = types.ModuleType('observer')
+module.Path = Path
+exec({OBSERVER!r}, module.__dict__)
 """
 
 
@@ -73,17 +85,47 @@ def test_a_failed_and_a_private_build_say_so(load, caplog, cache, csrc, monkeypa
     assert sgljit_core.stats().faults > faults
 
 
-def test_hooks_hear_of_builds_and_loads(children):
-    output = children.run(
-        "import sys, types\nmodule = sys.modules['observer'] = types.ModuleType('observer')\n"
-        f"module.Path = Path\nexec({OBSERVER!r}, module.__dict__)\n" + LOAD
+def test_hooks_hear_of_misses_builds_and_loads(children, cache):
+    miss, *rest = children.run(OBSERVED + LOAD).splitlines()
+    assert rest == ["loaded number for cpu-x86_64 32 True made", "finished compiled 32 True NoneType", "1"]
+    assert re.fullmatch(
+        rf"miss {re.escape(str(cache))}/cpu-x86_64/_/number/[0-9a-f]{{32}}  0 number for cpu-x86_64", miss
     )
-    assert output == "loaded number for cpu-x86_64 32 True made\nfinished compiled 32 True NoneType\n1\n"
+
+
+def test_a_hook_hears_of_a_miss_that_may_not_be_compiled_and_of_no_question(children):
+    """It hears of a failure, too, which was met before extensions were loaded."""
+    program = f"""
+import sgljit_core
+from sgljit_core.builds import record
+record.survived("artifact_damaged", "/a/place", "it is damaged", directory="/a/place")
+{OBSERVED}
+sgljit_core.freeze()
+def load():
+{textwrap.indent(LOAD, "    ")}
+print(sgljit_core.why(load).artifact, sgljit_core.stats().misses)
+try:
+    load()
+except sgljit_core.errors.CompileForbiddenError:
+    print(sgljit_core.stats().misses)
+"""
+    _warning, asked, failure, miss, misses = children.run(program).splitlines()
+    assert asked == "None 0"
+    assert failure == "failure /a/place it is damaged 0 None"
+    assert miss.startswith("miss ")
+    assert misses == "1"
+
+
+def test_without_an_extension_that_listens_an_event_is_no_call(monkeypatch):
+    called = []
+    monkeypatch.setattr(hooks, "_is_wrapper", called.append)
+    record.event("refusal", "here", "why")
+    assert called == []
 
 
 def test_plugins_hear_of_each_load_once_whichever_thread_tells_them(monkeypatch):
     told = []
-    monkeypatch.setattr(record, "_loads", [])
+    monkeypatch.setattr(record, "_news", [])
     monkeypatch.setitem(record._sums, "told", 0)
     monkeypatch.setattr(hooks, "tell", lambda _hook, key, **_others: told.append(key))
     hooks.load_plugins()

@@ -55,8 +55,9 @@ def test_the_three_distributions_stay_small():
     assert min(lines.values()) > 0
     # 12,000, and what came later: the comparison of ops with engines, the kit and doctor of a release, what
     # observes a process on a bad day, compilers for AMD, and what adapters share: trials with few rows and many, counts
-    # of the engine's own calls, ops that are used only by name, and what is said when an engine's log is set up.
-    assert sum(lines.values()) <= 13830, lines
+    # of the engine's own calls, ops that are used only by name, what is said when an engine's log is set up, and a hook
+    # for exporters, which hears of misses, refusals and failures.
+    assert sum(lines.values()) <= 13852, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

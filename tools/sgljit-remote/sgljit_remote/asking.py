@@ -6,12 +6,15 @@ that is late is left to itself, and its answer is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from sgljit_core.builds import record
 
 from .counts import count
 from .errors import RemoteUnavailableError
@@ -33,8 +36,10 @@ def ask(
     question: Callable[[float], T],
     seconds: float,
     meanwhile: Callable[[], object] = lambda: None,
+    place: str = "",
     *,
     times: float = 1,
+    heard: Callable[[], int] = lambda: 0,
 ) -> T:
     """The answer to a question, which is asked again while it raises TryAgainError and there is time.
 
@@ -42,8 +47,10 @@ def ask(
         question: gets the time by which it must be done, by ``time.monotonic``.
         seconds: the limit of one artifact.
         meanwhile: what this thread does before it waits for an answer; it must not take long.
+        place: what is asked for, as plugins hear of failures.
         times: all attempts together may take so many limits, as long as each goes on for more than one: what stalls,
             or fails at once, is over after one.
+        heard: another number than a moment ago, if something came meanwhile.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.
@@ -55,12 +62,12 @@ def ask(
         try:
             count(requests=1)
             began = time.monotonic()
-            return _in_time(question, deadline, meanwhile)
-        except RemoteUnavailableError:
-            count(failures=1)
+            return _in_time(question, seconds, deadline, meanwhile, heard)
+        except RemoteUnavailableError as error:
+            _failed(place, error)
             raise
         except TryAgainError as error:
-            count(failures=1)
+            _failed(place, error)
             reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
             went_on = time.monotonic() - began > seconds and not isinstance(error, StalledError)
@@ -71,7 +78,18 @@ def ask(
         pause *= 2
 
 
-def _in_time(question: Callable[[float], T], deadline: float, meanwhile: Callable[[], object]) -> T:
+def _failed(place: str, error: Exception) -> None:
+    count(failures=1)
+    record.event("failure", place, str(error))
+
+
+def _in_time(
+    question: Callable[[float], T],
+    seconds: float,
+    deadline: float,
+    meanwhile: Callable[[], object],
+    heard: Callable[[], int],
+) -> T:
     answers: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -85,10 +103,15 @@ def _in_time(question: Callable[[float], T], deadline: float, meanwhile: Callabl
     except RuntimeError as error:  # no thread is left
         raise RemoteUnavailableError(f"it cannot be asked within a time: {error}") from error
     meanwhile()
-    try:
-        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        raise TryAgainError("no answer") from None
+    before, since, answer = heard(), time.monotonic(), None
+    while answer is None:
+        left = min(deadline, since + seconds) - time.monotonic()
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=max(0.0, min(left, seconds / 8)))
+        if answer is None and left <= 0:
+            raise (TryAgainError if deadline <= since + seconds else StalledError)("no answer")
+        if (now := heard()) != before:
+            before, since = now, time.monotonic()
     if isinstance(answer, BaseException):
         raise answer
     return answer[0]

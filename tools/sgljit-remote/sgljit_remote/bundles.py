@@ -24,7 +24,7 @@ from sgljit_core.cache.lookup import LARGEST
 from sgljit_core.errors import UntrustedCacheError
 
 from . import config, objects, owned, parts, signing, stores, transfer
-from .counts import count
+from .counts import refused
 from .errors import BundleMismatchError, RefusedObjectError, UntrustedRemoteError
 
 if TYPE_CHECKING:
@@ -313,6 +313,6 @@ def unbundle(file: Path | str, *parts: str) -> dict[str, Laid]:
     path = Path(file).absolute()
     try:
         return lay_out(path, paths.cache_root(), transfer.keys_for(path, config.settings(str(path))), parts)
-    except (BundleMismatchError, RefusedObjectError, UntrustedCacheError, UntrustedRemoteError):
-        count(refusals=1)
+    except (BundleMismatchError, RefusedObjectError, UntrustedCacheError, UntrustedRemoteError) as error:
+        refused(str(path), str(error))
         raise

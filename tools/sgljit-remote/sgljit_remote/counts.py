@@ -6,6 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from sgljit_core import log
+from sgljit_core.builds import record
 from sgljit_core.machine.forks import ForkLock
 
 _lock = ForkLock()
@@ -49,8 +50,14 @@ def count(**numbers: int) -> None:
         _counts.update(numbers)
 
 
-def refuse(url: str, name: str, reason: str) -> None:
-    """Say why an object is not used: of a remote, a file or a directory."""
+def refused(place: str, reason: str, size: int = 0) -> None:
+    """Count something that must not be used, and report it to plugins, with its size."""
     count(refusals=1)
+    record.event("refusal", place, reason, size)
+
+
+def refuse(url: str, name: str, reason: str, size: int = 0) -> None:
+    """Say why an object is not used: of a remote, a file or a directory."""
+    refused(f"{url}/{name}", reason, size)
     text = f"{url}/{name} is refused and not used: {reason}"
     log.once("remote_refused", f"{url}/{name} {reason}", text, url=url, object=name, reason=reason)

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 SECONDS = 30.0  # several times as long as a holder takes to write it anew
 MOST_SECONDS = 300.0  # of all waits, also where leases change again and again
+_TURN_SECONDS = 60.0  # of a wait for those that write before this process, which may be about to end
 RELEASED = b"released"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LARGEST = 64
@@ -104,6 +105,31 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], T | None], pati
             seen, since = now, time.monotonic()
     patience.spend(start, since)
     return None
+
+
+def taken(remote: Remote, name: str) -> bool:
+    """Take the lease of an object that processes write in turn; whether this one got it in time.
+
+    Raises:
+        RemoteUnavailableError, RefusedObjectError: as ``Remote.get``.
+    """
+    lease, token = lease_name(name), _text()
+    if remote.put(lease, token):
+        return True
+    start = since = time.monotonic()
+    seen, pause = remote.get(lease, _LARGEST), _FIRST_PAUSE
+    while seen != token:  # else it was written, and the answer was lost
+        now = time.monotonic()
+        if now - start > _TURN_SECONDS:
+            return False
+        is_free = seen is None or seen.startswith(RELEASED) or now - since > SECONDS
+        if is_free and _taken_over(remote, lease, seen, token):
+            return True
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
+        if (text := remote.get(lease, _LARGEST)) != seen:
+            seen, since = text, time.monotonic()
+    return True
 
 
 def _text() -> bytes:

@@ -27,7 +27,7 @@ from sgljit_core.config import settings
 from sgljit_core.plugins.discovery import EXTENSIONS, KERNELS, Plugin, entry_points
 
 from . import owned
-from .counts import count
+from .counts import refused
 from .errors import LockError, PluginDiffersError
 
 GROUPS = (KERNELS, EXTENSIONS, "sgljit.commands", "sgljit.bundles")
@@ -110,7 +110,7 @@ def check(plugin: Plugin, file: Path) -> None:
         if reason := next(_differences(plugin, entry), ""):
             raise ValueError(f"it differs from the lock {file}: {reason}")
     except (LockError, OSError, ValueError) as error:
-        count(refusals=1)
+        refused(str(plugin.location), f"{plugin}: {error}")
         # The command is a plugin's, too: with the variable it might be refused as well.
         remedy = f"install what was locked, or write the lock anew: env -u SGLJIT_LOCK sgljit lock {file}"
         raise PluginDiffersError(str(plugin), f"{error}. It is in {plugin.location}; {remedy}") from error

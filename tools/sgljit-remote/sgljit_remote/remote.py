@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from sgljit_core import log
+from sgljit_core.builds import record
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.manifest import FILE
 from sgljit_core.errors import ConfigError
@@ -25,7 +26,7 @@ from sgljit_core.machine.forks import ForkLock, OncePerKey
 from . import config, handed, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
-from .counts import count, refuse
+from .counts import count, refuse, refused
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from . import lease
+    from .archives import Behind
     from .signing import TrustedKey
 
 T = TypeVar("T")
@@ -76,8 +78,8 @@ class Remote:
         """
         content = bytearray()
         sink = Sink(content.extend, content.clear)
-        is_there = self._ask(lambda deadline: self.store.stream(name, most, deadline, sink), times)
-        count(bytes_read=len(content))
+        is_there = self._ask(name, lambda deadline: self.store.stream(name, most, deadline, sink), sink, times)
+        self._count_read(name, len(content))
         return bytes(content) if is_there else None
 
     def save(self, name: str, file: BinaryIO, most: int = lookup.LARGEST) -> bool:
@@ -107,20 +109,32 @@ class Remote:
             end = deadline
             return self.store.stream(name, most, deadline, sink)
 
-        is_there = self._ask(question)
-        count(bytes_read=file.tell())
+        is_there = self._ask(name, question, sink)
+        self._count_read(name, file.tell())
         return is_there
 
     def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Write an object; whether it was not there. Raises RemoteUnavailableError."""
-        is_new = self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
-        count(bytes_written=len(content) if is_new else 0)
+        is_new = self._ask(name, lambda deadline: self.store.put(name, content, deadline, replace=replace))
+        if is_new:
+            count(bytes_written=len(content))
+            record.event("written", self._place(name), size=len(content))
         return is_new
 
-    def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
+    def _count_read(self, name: str, size: int) -> None:
+        count(bytes_read=size)
+        if size:
+            record.event("read", self._place(name), size=size)
+
+    def _place(self, name: str) -> str:
+        return f"{self.store.shown}/{name}"
+
+    def _ask(self, name: str, question: Callable[[float], T], sink: Sink | None = None, times: float = 1) -> T:
+        heard = (lambda: sink.heard) if sink else lambda: 0
         try:
             self.store.get_ready()  # no server is late while this machine imports
-            return ask(question, self.settings.timeout, self._meanwhile, times=times)
+            place = self._place(name)
+            return ask(question, self.settings.timeout, self._meanwhile, place, times=times, heard=heard)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 
@@ -154,15 +168,15 @@ class Remote:
         try:
             unpacked = objects.unpack(content, self.trusted)
         except RefusedObjectError as error:
-            self.refuse(name, str(error))
+            self.refuse(name, str(error), len(content))
             return Unpacked((), {name: str(error)})
         for place, reason in unpacked.refused.items():
-            self.refuse(name, f"{place}: {reason}")
+            self.refuse(name, f"{place}: {reason}", len(content))
         return unpacked
 
-    def refuse(self, name: str, reason: str) -> None:
-        """Say why an object is not used."""
-        refuse(self.store.shown, name, reason)
+    def refuse(self, name: str, reason: str, size: int = 0) -> None:
+        """Say why an object is not used; its size if it came."""
+        refuse(self.store.shown, name, reason, size)
 
     def signer(self) -> Ed25519PrivateKey | None:
         """The key that signs today, read anew; None where nothing asks for signatures, and there is none.
@@ -231,10 +245,19 @@ class Remote:
 
 
 class Session:
-    """The questions of this process to a remote. No method raises."""
+    """The questions of this process to a remote. No method raises.
 
-    def __init__(self, remote: Remote) -> None:
+    Args:
+        archives: add what is published to the archives of its families, a while later.
+    """
+
+    def __init__(self, remote: Remote, *, archives: bool = False) -> None:
         self._remote = remote
+        self._behind: Behind | None = None
+        if archives:
+            from .archives import Behind
+
+            self._behind = Behind(self._archive)
         self._lock = ForkLock()  # for the index and archives: other threads wait for what one brings
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
@@ -330,11 +353,25 @@ class Session:
             replace = not names.isdisjoint(self._refused)
 
             def write() -> None:
-                count(published=self._remote.publish_one(artifact, *signer, replace=replace, beside=beside))
+                is_new = self._remote.publish_one(artifact, *signer, replace=replace, beside=beside)
+                count(published=is_new)
+                if is_new and self._behind is not None:
+                    self._behind.add(artifact)
 
             self._guarded(write)
         finally:
             self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
+
+    def _archive(self, published: list[Artifact]) -> None:
+        """Add what was published to the archives of its families."""
+        from . import archives
+
+        if self._is_down or (signer := self._signer()) is None:
+            return
+        try:
+            self._guarded(lambda: archives.add(self._remote, published, *signer, LARGEST_ARCHIVE))
+        except RefusedObjectError as error:
+            self._remote.refuse(index.NAME, str(error))
 
     @property
     def trusted(self) -> tuple[TrustedKey, ...]:
@@ -434,7 +471,7 @@ class Session:
             if index.is_at(artifact.place, location, toolchain_key):
                 kept = self._keep(artifact, root)
             else:
-                self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
+                self._remote.refuse(name, f"it holds another artifact, {artifact.place}", len(content))
         if kept is None:
             self._refused.add(name)
         return kept
@@ -507,8 +544,8 @@ def current() -> Session | None:
 
 def _session(settings: Settings) -> Session | None:
     try:
-        return Session(Remote(settings))
+        return Session(Remote(settings), archives=settings.is_writable)
     except (KeyFileError, UntrustedRemoteError) as error:
-        count(refusals=1)
+        refused(stores.shown(settings.url), str(error))
         log.once("remote_refused", settings.url, str(error), reason=str(error))
         return None

@@ -15,11 +15,12 @@ class Sink:
 
     Attributes:
         size: the bytes that are there.
+        heard: another number than a moment ago, if something came meanwhile.
         tag: what the server calls the object that they are of, so that an attempt can go on; "" where none can.
     """
 
     def __init__(self, write: Callable[[bytes], object], clear: Callable[[], object]) -> None:
-        self.size, self.tag = 0, ""
+        self.size, self.heard, self.tag = 0, 0, ""
         self._write, self._clear = write, clear
 
     def begin(self, tag: str = "") -> None:
@@ -31,6 +32,7 @@ class Sink:
         """Take the next bytes."""
         self._write(piece)
         self.size += len(piece)
+        self.heard += len(piece)
 
 
 class Store(ABC):

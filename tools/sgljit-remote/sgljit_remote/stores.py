@@ -43,6 +43,12 @@ def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
     return HttpStore(url, seconds) if scheme in ("http", "https") else FsspecStore(url)
 
 
+def shown(url: str) -> str:
+    """A URL for messages: without a password, which may also be in its query."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
 class DirectoryStore(Store):
     """A directory of this machine, or of a file server."""
 
@@ -145,7 +151,7 @@ class HttpStore(Store):
         self._parts = parts._replace(netloc=host)
         self._authorization = web.basic(unquote(user)) if at else ""
         self._client = web.Client(seconds)
-        self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
+        self.shown = shown(url)
 
     def get_ready(self) -> None:
         if self._parts.scheme == "https":
@@ -193,26 +199,32 @@ class HttpStore(Store):
 
 
 class FsspecStore(Store):
-    """Whatever fsspec opens. An object is read by one request, and so at once."""
+    """Whatever fsspec opens. An object is read as a file is downloaded, whose progress fsspec reports.
+
+    Rejected: to read parts of a size, each by a request. An object that is replaced meanwhile would be damaged.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.is_network = urlsplit(url).scheme != "memory"
-        parts = urlsplit(url)
-        self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+        self.shown = shown(url)
 
     def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
-        with self._failing_plainly():
+        def hear(size: int | None, value: int, **_: object) -> None:
+            if max(size or 0, value) > most:
+                raise web.too_large(name, most)
+            sink.heard = value
+
+        with self._failing_plainly(), open(os.memfd_create("object"), "rb") as file:  # noqa: PTH123 - of a descriptor
             files, path = self._place(name)
+            from fsspec.callbacks import Callback
+
             try:
-                content: bytes = files.cat_file(path, start=0, end=most + 1)
+                files.get_file(path, f"/proc/self/fd/{file.fileno()}", callback=Callback(hooks={"": hear}))
             except FileNotFoundError:
                 return False
-            except Exception as error:
-                if not (_is_range(error) and _is_empty(files, path)):
-                    raise
-                content = b""  # of which S3 gives no range: status 416
-        if len(content) > most:
+            content = file.read(most + 1)
+        if len(content) > most:  # of which nothing was reported
             raise web.too_large(name, most)
         sink.begin()
         sink.write(content)
@@ -249,21 +261,9 @@ class FsspecStore(Store):
     def _failing_plainly(self) -> Any:
         try:
             yield
-        except RemoteUnavailableError:
+        except (RemoteUnavailableError, RefusedObjectError):
             raise
         except PermissionError as error:
             raise RemoteUnavailableError(str(error)) from error
         except Exception as error:  # a package's, and may be anything
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
-
-
-def _is_range(error: Exception) -> bool:
-    """Whether a store has no such range: as s3fs says it, or by the status that packages of other stores name."""
-    status = getattr(error, "status_code", getattr(error, "code", 0))
-    return getattr(error, "errno", 0) == errno.EINVAL or status == 416
-
-
-def _is_empty(files: Any, path: str) -> bool:
-    with contextlib.suppress(Exception):  # the one of the object itself is raised
-        return bool(files.size(path) == 0)
-    return False

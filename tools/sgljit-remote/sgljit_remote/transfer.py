@@ -5,9 +5,7 @@ Nothing here is on the way of a process that serves: a remote that does not answ
 
 from __future__ import annotations
 
-import random
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +15,7 @@ from sgljit_core.cache import lookup
 from sgljit_core.cache.manifest import ManifestError
 from sgljit_core.errors import ConfigError, UntrustedCacheError
 
-from . import index, objects, owned
+from . import archives, objects, owned
 from .config import Settings
 from .counts import refuse
 from .errors import RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from .signing import TrustedKey
 
 Progress = Callable[[str], object]
-PAUSE = 0.3  # seconds: longer than another push takes from reading the index to writing it
-_ATTEMPTS = 10
-_MOST_KEPT = 10_000  # artifacts of others in an archive
 _ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
@@ -99,56 +94,25 @@ def push(
         RemoteUnavailableError: the remote does not take them.
     """
     key = remote.signer()
-    groups: dict[tuple[str, str, str], list[Artifact]] = {}
     artifacts = list(local(root, choice))
     for number, artifact in enumerate(artifacts, 1):
-        manifest = artifact.manifest
-        family = manifest.family or "_"
-        of = (name, "", "") if name else (f"{manifest.target}.{family}", family, manifest.target)
-        groups.setdefault(of, []).append(artifact)
         did = (
             "would push" if dry_run else "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
         )
-        progress(f"{number}/{len(artifacts)} {did}: {manifest.build}, {len(artifact.payload)} bytes")
-    written = []
-    known = _archives(remote) if groups and not (name or replace or dry_run) else {}
-    for (archive, family, target), members in groups.items():
-        content, places = objects.pack(members, key), [member.place for member in members]
-        old = known.get(archive)
-        if old is not None:
-            is_other = frozenset(old.artifacts).difference(places).__contains__
-            content, others = remote.joined(content, old.object_name, is_other, _MOST_KEPT)
-            places += others
-        entry = Archive(archive, family, target, len(content), tuple(places))
+        progress(f"{number}/{len(artifacts)} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
+    groups = {Archive(name, "", "", 0, ()): artifacts} if name and artifacts else archives.grouped(artifacts)
+    written = {}
+    known = archives.listed(remote) if groups and not (name or replace or dry_run) else {}
+    for archive, members in groups.items():
+        entry, content = archives.packed(remote, archive, members, key, known.get(archive.name))
         if not dry_run:
             remote.put(entry.object_name, content, replace=True)
-        written.append(entry)
+        written[entry.name] = entry
         did = "would write" if dry_run else "wrote"
-        progress(f"{did} the archive {archive}: {len(places)} artifacts, {len(content)} bytes")
+        progress(f"{did} the archive {entry.name}: {len(entry.artifacts)} artifacts, {entry.size} bytes")
     if written and not dry_run:
-        _list(remote, {entry.name: entry for entry in written})
+        archives.enter(remote, written)
     return len(artifacts)
-
-
-def _list(remote: Remote, written: dict[str, Archive]) -> None:
-    """Add archives to the index. Another push may write it at the same time, without them: look, and add them again."""
-    for _ in range(_ATTEMPTS):
-        if written.items() <= (known := _archives(remote)).items():
-            return
-        remote.put(index.NAME, index.dump((known | written).values()), replace=True)
-        time.sleep(PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-    if not written.items() <= _archives(remote).items():
-        shown, names = remote.store.shown, ", ".join(written)
-        raise RemoteUnavailableError(f"{shown} does not keep {names} in its index, as others write it; push again")
-
-
-def _archives(remote: Remote) -> dict[str, Archive]:
-    """The archives that a remote has; none, with a warning, where its index cannot be read: it is written anew."""
-    try:
-        return remote.archives()
-    except RefusedObjectError as error:
-        remote.refuse(index.NAME, str(error))
-        return {}
 
 
 class Pulled(NamedTuple):

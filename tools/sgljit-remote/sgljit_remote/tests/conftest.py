@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sgljit_core import log
-from sgljit_remote import asking, signing, transfer
+from sgljit_remote import archives, asking, signing, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.remote import Remote, Session, put_in_place
 
@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     A warning is given once for each remote, and the server of a test may get the port that another test's had.
     """
     monkeypatch.setattr(log, "_said", set())
-    monkeypatch.setattr(transfer, "PAUSE", 0.0)
+    monkeypatch.setattr(archives, "PAUSE", 0.0)
     for name in ("REMOTE", "REMOTE_MODE", "REMOTE_TIMEOUT", "REMOTE_UNSIGNED", "TRUSTED_KEYS", "SIGNING_KEY"):
         monkeypatch.delenv(f"SGLJIT_{name}", raising=False)
     root = tmp_path / "cache"

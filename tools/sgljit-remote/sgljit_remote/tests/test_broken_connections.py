@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import time
 from urllib.parse import urlsplit
 
 import pytest
 
+from sgljit_remote import archives
 from sgljit_remote.objects import Artifact, object_name
+from sgljit_remote.remote import LARGEST_ARCHIVE
 
 from .conftest import files
 from .real import proxy
@@ -65,6 +68,23 @@ def test_a_connection_that_fails_costs_one_time_out_and_one_warning(broken, sess
     (warning,) = said()
     assert "cannot be used now: " in warning
     assert warning.endswith("This process asks it no more, and compiles what is missing")
+    assert files(cache) == []
+
+
+def test_an_archive_that_stalls_costs_one_time_out_and_one_warning(broken, session, signed, remote, cache, said):
+    url, between = broken
+    straight = remote(url, **signed)
+    archives.add(straight, [LARGE], straight.signer(), LARGEST_ARCHIVE)
+    straight.archives()
+    between.fault, between.left = "stalled", WITHIN  # behind the index, which is small
+    one, seconds = session(url, timeout=4, **signed), -time.monotonic()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    seconds += time.monotonic()
+    assert between.met == 1
+    assert between.left < 1 << 16  # the piece with the fault, which came in part
+    assert seconds < 20  # the limit of an archive that keeps coming is 40
+    (warning,) = said()
+    assert "cannot be used now: no answer, for 4 s" in warning
     assert files(cache) == []
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sgljit_core import hookimpl
+from sgljit_core.builds import record
+from sgljit_core.plugins import hooks
 from sgljit_remote import Stats, counts, objects, stats, unbundle
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RefusedObjectError, UntrustedRemoteError
@@ -22,6 +25,24 @@ NAME = object_name(LOCATION, TOOLCHAIN)
 @pytest.fixture(autouse=True)
 def _from_zero(monkeypatch):
     monkeypatch.setattr(counts, "_counts", type(counts._counts)())
+
+
+@pytest.fixture
+def heard():
+    """The events that a plugin hears: each with its place, its reason and a size."""
+    events = []
+
+    class Plugin:
+        @hookimpl
+        def sgljit_event(self, event, place, reason, size):
+            events.append((event, place, reason, size))
+
+    plugin = Plugin()
+    hooks.load_plugins()
+    record.event("earlier", "")  # tells what earlier tests have left
+    hooks.manager().register(plugin)
+    yield events
+    hooks.manager().unregister(plugin)
 
 
 def test_a_process_that_asked_nothing_has_counted_nothing():
@@ -69,7 +90,39 @@ def test_each_refusal_is_counted_and_said_once(server, session, cache, said):
     assert warning.startswith(f"{server.url}/{NAME} is refused and not used: it holds another artifact, {OTHER.place}")
 
 
-def test_a_bundle_that_is_refused_is_counted(tmp_path, monkeypatch):
+def test_a_hook_hears_of_what_is_read_written_and_refused(server, session, cache, heard):
+    content, place = objects.pack([OTHER], None), f"{server.url}/{NAME}"
+    server.objects[f"/{NAME}"] = content
+    one = session()
+    for _ in range(2):  # a warning is given once
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    reason = f"it holds another artifact, {OTHER.place}"
+    assert heard == 2 * [("read", place, "", len(content)), ("refusal", place, reason, len(content))]
+    heard.clear()
+    one.publish(ONE)
+    content, names = objects.pack([ONE], None), (object_name(LOCATION, None), NAME)
+    assert heard == [("written", f"{server.url}/{name}", "", len(content)) for name in names]
+
+
+def test_a_hook_hears_of_each_failure(server, session, cache, heard):
+    server.fault = served.status(503, times=2)
+    index = f"{server.url}/sgljit-1/index.json"
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert heard == 2 * [("failure", index, "it answers 503 Service Unavailable", 0)]
+    heard.clear()
+    server.fault = served.status(403)
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert heard == [("failure", index, "it answers 403 Forbidden", 0)]
+
+
+def test_a_hook_hears_of_a_remote_that_must_not_be_used_and_of_no_password(heard):
+    assert session_of(Settings("https://user:secret@kernels.example/here?token=secret")) is None
+    ((event, place, reason, _),) = heard
+    assert (event, place) == ("refusal", "https://kernels.example/here")
+    assert "SGLJIT_TRUSTED_KEYS" in reason
+
+
+def test_a_bundle_that_is_refused_is_counted(tmp_path, monkeypatch, heard):
     (tmp_path / "a.bundle").write_bytes(b"nonsense")
     with pytest.raises(UntrustedRemoteError):
         unbundle(tmp_path / "a.bundle")
@@ -78,6 +131,8 @@ def test_a_bundle_that_is_refused_is_counted(tmp_path, monkeypatch):
     with pytest.raises(RefusedObjectError):
         unbundle(tmp_path / "a.bundle")
     assert stats().refusals == 2
+    assert [(event, place) for event, place, *_ in heard] == 2 * [("refusal", str(tmp_path / "a.bundle"))]
+    assert all(reason for *_, reason, _ in heard)
     with pytest.raises(FileNotFoundError):
         unbundle(tmp_path / "missing.bundle")
     assert stats().refusals == 2

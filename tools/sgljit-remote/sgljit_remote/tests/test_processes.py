@@ -51,6 +51,28 @@ if (child := os.fork()) == 0:
     os._exit(load(2))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+FILL = """
+import os, sys
+import torch, tvm_ffi
+from sgljit_core import load_jit
+start, starting = os.pipe()
+children = []
+for number in range(8):
+    if child := os.fork():
+        children.append(child)
+        continue
+    os.close(starting)
+    os.environ["SGLJIT_CACHE_DIR"] += str(number)
+    os.read(start, 1)
+    for value in map(int, sys.argv[1].split(",")):
+        source = f"int number() {{ return {value}; }}"
+        load_jit("number", str(value), cpp_sources=source, cpp_wrappers=[("number", "number")])
+    break
+else:
+    os.close(starting)
+    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+KILLED = f"{LOAD}\nimport os\nsys.stdout.flush()\nos._exit(0)"
 FLEET = """
 import json, os, sys
 import torch, tvm_ffi
@@ -106,10 +128,11 @@ def published(run, server, key):
     output, errors = run(LOAD, "1,2", cache="first", SGLJIT_REMOTE_MODE="readwrite", **keys)
     assert json.loads(output)["builds"] == {"compiled": 2}
     assert errors == ""
-    leases = [name for name in server.objects if name.endswith(".lease")]
-    assert len(leases) == 2
-    assert len(server.objects) == 2 + 4  # each for its toolchain, and for machines without one
-    for name in leases:
+    objects = [name for name in server.objects if name.endswith(".zip") and "/archives/" not in name]
+    assert len(objects) == 4  # each for its toolchain, and for machines without one
+    for name in (
+        server.objects.keys() - objects
+    ):  # leases, and the archive, which a process that is killed does not write
         del server.objects[name]
     server.requests.clear()
     return {"SGLJIT_TRUSTED_KEYS": keys["SGLJIT_TRUSTED_KEYS"]}
@@ -256,3 +279,23 @@ def test_eight_machines_with_empty_disks_ask_for_an_index_and_an_archive_each(ru
     ]
     archive = next(name for name in server.objects if "/archives/" in name)
     assert sorted(server.requests) == [f"GET {archive}"] * 8 + [f"GET /{index.NAME}"] * 8
+
+
+@pytest.mark.slow
+def test_eight_machines_fill_a_store_whose_archive_the_ninth_takes(run, server, key):
+    keys = {"SGLJIT_TRUSTED_KEYS": str(key.parent / "trusted"), "SGLJIT_SIGNING_KEY": str(key)}
+    ended, errors = run(FILL, "1,2,3,4,5", cache="fleet", SGLJIT_REMOTE_MODE="readwrite", **keys)
+    assert (json.loads(ended), errors) == ([0] * 8, "")
+    server.requests.clear()
+    output, errors = run(LOAD, "1,2,3,4,5", cache="ninth", **NO_COMPILER, **keys)
+    assert json.loads(output)["hits"] == {"remote": 1, "cache": 4}
+    assert errors == ""
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/cpu-x86_64._.zip"]
+
+
+def test_a_process_that_is_killed_loses_the_archive_alone(run, server):
+    variables = {"SGLJIT_REMOTE_UNSIGNED": "1", "SGLJIT_REMOTE_MODE": "readwrite"}
+    run(KILLED, "1", cache="first", **variables)
+    assert [name for name in server.objects if "/archives/" in name or name.endswith("index.json")] == []
+    output, _ = run(LOAD, "1", cache="second", **variables, **NO_COMPILER)
+    assert json.loads(output)["hits"] == {"remote": 1}

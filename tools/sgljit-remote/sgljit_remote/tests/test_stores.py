@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import ssl
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -158,19 +158,8 @@ def test_a_scheme_that_nobody_here_opens_says_what_to_do(url):
         stores.opened(url, check_owners=False).get("x", 1, LATER)
 
 
-def test_an_empty_object_is_refused_and_hides_no_other(cache, said, monkeypatch):
-    """S3 answers 416 to a range of an empty object; an empty index took the remote down."""
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    settings = Settings(f"memory://{uuid.uuid4().hex}", unsigned=True, timeout=20)
-    remote, read = Remote(settings), MemoryFileSystem.cat_file
-
-    def cat_file(self, path, start=None, end=None, **more):
-        if self.size(path) == 0:
-            raise OSError(errno.EINVAL, "The requested range is not satisfiable")
-        return read(self, path, start=start, end=end, **more)
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+def test_an_empty_object_is_refused_and_hides_no_other(cache, said):
+    remote = Remote(Settings(f"memory://{uuid.uuid4().hex}", unsigned=True, timeout=20))
     remote.put("sgljit-1/index.json", b"")
     remote.publish_one(ONE, None)
     assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) == cache
@@ -195,24 +184,69 @@ def test_whatever_a_package_raises_is_tried_again_and_then_an_error(cache, said,
     def fail(*_, **__):
         raise KeyError("deep inside")
 
-    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_file", fail)
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.get_file", fail)
     assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
     assert "KeyError: 'deep inside'" in said()[0]
 
 
-def test_a_store_that_fails_is_asked_no_more_than_that(monkeypatch, cache, no_pauses):
-    """Whether an object is empty was a second question after each failure, of a store that was down already."""
-    from fsspec.implementations.memory import MemoryFileSystem
+@pytest.fixture
+def downloads(monkeypatch):
+    """A store of fsspec that calls a function in place of a download: with a file to write to, and a callback."""
 
-    def fail(*_, **__):
-        raise ConnectionError("down")
+    def downloads(function):
+        def get_file(_self, _path, to, callback):
+            with Path(to).open("wb", buffering=0) as file:
+                function(file, callback)
 
-    sizes = []
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
-    monkeypatch.setattr(MemoryFileSystem, "size", lambda *_: sizes.append(0) or 0)
-    with pytest.raises(RemoteUnavailableError, match="ConnectionError: down"):
-        Remote(Settings("memory://down", timeout=20)).get("x")
-    assert sizes == []
+        monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.get_file", get_file)
+        return Remote(Settings("memory://slow", unsigned=True, timeout=1))
+
+    return downloads
+
+
+def test_what_fsspec_downloads_may_take_longer_as_long_as_it_keeps_coming(downloads):
+    def slow(file, callback):
+        for _ in range(5):
+            time.sleep(0.4)
+            callback.relative_update(file.write(b"piece"))
+
+    assert downloads(slow).get("x", times=10) == b"piece" * 5
+    with pytest.raises(RemoteUnavailableError, match="no answer, for 1 s"):
+        downloads(slow).get("x")
+
+
+def test_a_download_by_fsspec_that_stalls_is_over_after_one_limit(downloads):
+    over = threading.Event()
+
+    def stall(file, callback):
+        callback.relative_update(file.write(b"piece"))
+        over.wait(60)
+
+    start = time.monotonic()
+    with pytest.raises(RemoteUnavailableError, match="no answer, for 1 s"):
+        downloads(stall).get("x", times=30)
+    assert time.monotonic() - start < 15  # not 30
+    over.set()
+
+
+def test_a_download_by_fsspec_of_too_many_bytes_ends_at_once(downloads):
+    went_on = []
+
+    def announced(file, callback):
+        callback.set_size(101)
+        went_on.append(file)
+
+    def unannounced(file, callback):
+        callback.relative_update(file.write(bytes(101)))
+        went_on.append(file)
+
+    def unreported(file, callback):
+        file.write(bytes(101))
+
+    for function in (announced, unannounced, unreported):
+        with pytest.raises(RefusedObjectError, match="x has more than 100 bytes"):
+            downloads(function).get("x", 100)
+    assert went_on == []
 
 
 def test_a_package_that_lacks_another_is_one_plain_error(monkeypatch):

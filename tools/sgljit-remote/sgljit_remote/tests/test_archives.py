@@ -1,0 +1,176 @@
+"""What processes publish comes into the archives of its families, and no writer loses what another has added."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from sgljit_remote import archives, index, lease, signing
+from sgljit_remote.remote import LARGEST_ARCHIVE, Session
+
+from . import served
+from .served import artifact
+
+ARCHIVE = "sgljit-1/archives/cpu-x86_64.norm.zip"
+LEASE = f"/{index.NAME}.lease"
+ONE, OTHER, THIRD = artifact(1), artifact(2), artifact(3)
+
+
+def url_of(name, request, tmp_path):
+    """The URL of a store that has nothing."""
+    if name == "server":
+        return request.getfixturevalue("server").url
+    if name == "bucket":
+        return request.getfixturevalue("bucket")[0]
+    if name == "nginx":
+        return f"http://127.0.0.1:{request.getfixturevalue('nginx')()[0]}/kernels"
+    if name == "registry":
+        return f"oci+http://{request.getfixturevalue('running')()}/kernels"
+    (tmp_path / "store").mkdir()
+    return str(tmp_path / "store")
+
+
+def add(remote, published, key):
+    archives.add(remote, published, key, LARGEST_ARCHIVE)
+
+
+def places(remote):
+    """By archive, the places of the artifacts that the index lists; each archive has exactly these."""
+    known = remote.archives()
+    for archive in known.values():
+        found = remote.unpack(archive.object_name, remote.get(archive.object_name)).artifacts
+        assert sorted(one.place for one in found) == sorted(archive.artifacts)
+    return {name: sorted(archive.artifacts) for name, archive in known.items()}
+
+
+@pytest.mark.parametrize("store", ["server", "directory", pytest.param("bucket", marks=pytest.mark.slow)])
+def test_writers_at_the_same_moment_lose_nothing_of_each_other(store, request, remote, tmp_path):
+    """Each has an artifact of a family that all write, and one of a family of its own."""
+    url, writers = url_of(store, request, tmp_path), 6
+    start, failed = threading.Barrier(writers), []
+
+    def write(number):
+        try:
+            own = remote(url)
+            start.wait(20)
+            add(own, [artifact(number), artifact(number, family=f"own{number}")], None)
+        except Exception as error:  # noqa: BLE001 - for the assertion
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert failed == []
+    expected = {"cpu-x86_64.norm": sorted(artifact(number).place for number in range(writers))}
+    expected |= {f"cpu-x86_64.own{n}": [artifact(n, family=f"own{n}").place] for n in range(writers)}
+    assert places(remote(url)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["nginx", "registry"])
+def test_writers_in_turn_lose_nothing_of_each_other(store, request, remote, tmp_path):
+    """Of a store without conditional writes no more is promised."""
+    url = url_of(store, request, tmp_path)
+    for one in (ONE, OTHER, THIRD):
+        add(remote(url), [one], None)
+    assert places(remote(url)) == {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place, THIRD.place])}
+
+
+def test_what_is_in_an_archive_is_not_written_again(server, remote):
+    add(remote(), [ONE, OTHER], None)
+    before = dict(server.objects)
+    server.requests.clear()
+    add(remote(), [OTHER], None)
+    assert [name for name in server.objects if server.objects[name] != before.get(name) and ".lease" not in name] == []
+    assert f"PUT /{ARCHIVE}" not in server.requests
+    add(remote(), [THIRD, OTHER], None)
+    assert places(remote()) == {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place, THIRD.place])}
+
+
+def test_an_archive_with_what_this_machine_does_not_trust_stays_as_it_is(server, remote, signed, tmp_path, said):
+    signing.new_key(tmp_path / "stranger")
+    add(remote(), [ONE], signing.private_key(tmp_path / "stranger"))
+    before = server.objects[f"/{ARCHIVE}"]
+    own = remote(**signed)
+    add(own, [OTHER, artifact(2, family="other")], own.signer())
+    assert server.objects[f"/{ARCHIVE}"] == before
+    assert remote().archives().keys() == {"cpu-x86_64.norm", "cpu-x86_64.other"}
+    (warning,) = said()
+    assert "it is signed by none of the keys" in warning
+
+
+def test_an_archive_that_would_get_too_large_stays_as_it_is(server, remote, said):
+    add(remote(), [ONE], None)
+    before = server.objects[f"/{ARCHIVE}"]
+    most = len(before) + len(OTHER.payload)
+    archives.add(remote(), [OTHER], None, most - 1)
+    assert server.objects[f"/{ARCHIVE}"] == before
+    archives.add(remote(), [OTHER], None, most)
+    assert server.objects[f"/{ARCHIVE}"] != before
+    assert said() == []
+
+
+def test_the_turn_of_a_machine_that_died_is_over_after_a_while(server, remote, monkeypatch):
+    server.objects[LEASE] = b"of a machine that died"
+    monkeypatch.setattr(lease, "SECONDS", 0.3)
+    add(remote(), [ONE], None)
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert server.objects[LEASE].startswith(lease.RELEASED)
+
+
+def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkeypatch):
+    server.objects[LEASE] = b"of a machine at work"
+    monkeypatch.setattr(lease, "_TURN_SECONDS", 0.3)
+    add(remote(), [ONE], None)
+    assert server.objects == {LEASE: b"of a machine at work"}
+
+
+def test_a_store_that_fails_is_one_warning(server, remote, said):
+    one = Session(remote(timeout=1, is_writable=True), archives=True)
+    server.fault = served.status(403)
+    one._archive([ONE])
+    (warning,) = said()
+    assert "403" in warning
+    server.requests.clear()
+    one._archive([ONE])
+    one.publish(OTHER)
+    assert server.requests == []
+    assert len(said()) == 1
+
+
+def test_what_is_published_is_handed_on_once_nothing_comes_any_more(monkeypatch):
+    monkeypatch.setattr(archives, "CALM", 0.4)
+    handed, done = [], threading.Event()
+    behind = archives.Behind(lambda found: (handed.append((time.monotonic(), found)), done.set()))
+    behind.add(ONE)
+    time.sleep(0.2)
+    behind.add(OTHER)
+    last = time.monotonic()
+    assert done.wait(20)
+    ((when, found),) = handed
+    assert found == [ONE, OTHER]
+    assert when - last >= 0.4
+    done.clear()
+    behind.add(THIRD)
+    assert done.wait(20)
+    assert handed[1][1] == [THIRD]
+
+
+def test_a_forked_child_hands_on_what_it_has_published_itself(monkeypatch):
+    monkeypatch.setattr(archives, "CALM", 1.0)
+    read, write = os.pipe()
+    behind = archives.Behind(lambda found: os.write(write, f"{os.getpid()} {[one.place for one in found]}\n".encode()))
+    behind.add(ONE)
+    if (child := os.fork()) == 0:
+        behind.add(OTHER)
+        behind._thread.join(20)
+        os._exit(0)
+    os.waitpid(child, 0)
+    for thread in threading.enumerate():
+        if thread.name == "sgljit-remote-archive":
+            thread.join(20)
+    said = os.read(read, 4096).decode().splitlines()
+    assert sorted(said) == sorted([f"{child} ['{OTHER.place}']", f"{os.getpid()} ['{ONE.place}']"])
