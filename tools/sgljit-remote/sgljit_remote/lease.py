@@ -38,6 +38,7 @@ _TURN_SECONDS = 60.0  # of a wait for those that write before this process, whic
 RELEASED = b"released"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LARGEST = 64
+_MOST_DEAD = 8
 
 
 def lease_name(name: str) -> str:
@@ -117,7 +118,7 @@ def taken(remote: Remote, name: str) -> bool:
     if remote.put(lease, token):
         return True
     start = since = time.monotonic()
-    seen, pause = remote.get(lease, _LARGEST), _FIRST_PAUSE
+    seen, pause = _last_text(remote, lease), _FIRST_PAUSE
     while seen != token:  # else it was written, and the answer was lost
         now = time.monotonic()
         if now - start > _TURN_SECONDS:
@@ -127,9 +128,24 @@ def taken(remote: Remote, name: str) -> bool:
             return True
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
-        if (text := remote.get(lease, _LARGEST)) != seen:
+        if (text := _last_text(remote, lease)) != seen:
             seen, since = text, time.monotonic()
     return True
+
+
+def _last_text(remote: Remote, lease: str) -> bytes | None:
+    """The text of a lease, or of the last machine that died while it took it over."""
+    text = remote.get(lease, _LARGEST)
+    for _ in range(_MOST_DEAD):
+        if text is None or (taken_by := remote.get(_object_of(lease, text), _LARGEST)) is None:
+            break
+        text = taken_by
+    return text
+
+
+def _object_of(lease: str, text: bytes) -> str:
+    """The object that the next holder of a lease writes first, by the last text of the one before."""
+    return f"{lease}.{hashlib.sha256(text).hexdigest()[:32]}"
 
 
 def _text() -> bytes:
@@ -140,7 +156,7 @@ def _taken_over(remote: Remote, lease: str, seen: bytes | None, token: bytes) ->
     """Take a lease that has ended, by its last text; whether no other machine was faster."""
     if seen is None:
         return remote.put(lease, token)
-    if not remote.put(f"{lease}.{hashlib.sha256(seen).hexdigest()[:32]}", token):
+    if not remote.put(_object_of(lease, seen), token):
         return False
     remote.put(lease, token, replace=True)
     return True

@@ -121,6 +121,17 @@ def test_the_turn_of_a_machine_that_died_is_over_after_a_while(server, remote, m
     assert server.objects[LEASE].startswith(lease.RELEASED)
 
 
+def test_a_machine_that_died_as_it_took_over_holds_up_nobody_for_good(server, remote, monkeypatch):
+    """It has written the object named after the last text of the lease, and not the lease."""
+    server.objects[LEASE] = text = b"of a machine that died"
+    for number in range(3):
+        server.objects["/" + lease._object_of(LEASE[1:], text)] = text = b"of another, %d" % number
+    monkeypatch.setattr(lease, "SECONDS", 0.3)
+    add(remote(), [ONE], None)
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert server.objects[LEASE].startswith(lease.RELEASED)
+
+
 def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkeypatch):
     server.objects[LEASE] = b"of a machine at work"
     monkeypatch.setattr(lease, "_TURN_SECONDS", 0.3)
