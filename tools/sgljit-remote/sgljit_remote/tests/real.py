@@ -18,8 +18,9 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -85,11 +86,28 @@ def nginx(tmp_path):
 @pytest.fixture
 def bucket(monkeypatch):
     """The URL of a bucket of a server, and the server."""
-    try:
-        import s3fs
-        from moto import server
-    except ImportError:
+    if not has_s3():
         missing('pip install "moto[server]" s3fs')
+    with s3(monkeypatch.setenv) as made:
+        yield made
+
+
+def has_s3() -> bool:
+    """Whether the S3 server and what reads it are installed."""
+    try:
+        import s3fs  # noqa: F401
+        from moto import server  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def s3(setenv: Callable[[str, str], object]) -> Iterator[tuple[str, Any]]:
+    """The URL of a bucket, and its server while the block runs. ``setenv`` names the server in the environment."""
+    import s3fs
+    from moto import server
+
     s3fs.S3FileSystem.clear_instance_cache()
     running = server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     running.start()
@@ -100,7 +118,7 @@ def bucket(monkeypatch):
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
-        monkeypatch.setenv(name, value)
+        setenv(name, value)
     name = f"kernels-{uuid.uuid4().hex[:8]}"
     s3fs.S3FileSystem().mkdir(name)
     yield f"s3://{name}/here", running
@@ -113,24 +131,26 @@ def running(tmp_path):
     if REGISTRY is None:
         missing("apt-get install docker-registry")
     with contextlib.ExitStack() as stack:
+        yield lambda more="": stack.enter_context(registry(tmp_path / "registry", more))
 
-        def running(more=""):
-            place = tmp_path / "registry"
-            place.mkdir()
-            text = f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
-            (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:0'}}\n{more}")
-            log = stack.enter_context((place / "log").open("w"))
-            command = [REGISTRY, "serve", str(place / "config.yml")]
-            process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
-            stack.callback(process.terminate)
+
+@contextlib.contextmanager
+def registry(place: Path, more: str = "") -> Iterator[str]:
+    """Debian's registry in a new directory while the block runs; host and port."""
+    place.mkdir()
+    text = f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
+    (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:0'}}\n{more}")
+    command = [str(REGISTRY), "serve", str(place / "config.yml")]
+    with (place / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
             end = time.monotonic() + 60
             while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", said := (place / "log").read_text())):
                 assert process.poll() is None, said
                 assert time.monotonic() < end, said
                 time.sleep(0.02)
-            return found[1]
-
-        yield running
+            yield found[1]
+        finally:
+            process.terminate()
 
 
 class Proxy:

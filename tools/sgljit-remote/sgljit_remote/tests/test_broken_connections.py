@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
 from urllib.parse import urlsplit
 
 import pytest
 
-from sgljit_remote.objects import Artifact, object_name
+from sgljit_remote.objects import object_name
 
 from .conftest import files
 from .real import proxy
-from .served import artifact, within
+from .served import artifact, large_artifact, within
 
 pytestmark = pytest.mark.slow
 
-PAYLOAD = random.Random(1).randbytes(2 << 20)  # which does not shrink, and stands in no manifest of a registry
-LARGE = Artifact(artifact(size=len(PAYLOAD), sha256=hashlib.sha256(PAYLOAD).hexdigest()).manifest, PAYLOAD)
+LARGE = large_artifact()
 LOCATION, TOOLCHAIN = LARGE.manifest.location.path, LARGE.manifest.toolchain_key
 WITHIN = 1 << 20  # bytes of answers: in the midst of the artifact
 
@@ -74,7 +71,7 @@ def test_a_connection_that_fails_once_is_made_anew(broken, session, signed, cach
     between.fault, between.left, between.times = fault, WITHIN, 1
     assert session(url, **signed).fetch(LOCATION, TOOLCHAIN, cache) == cache
     assert between.met == 1
-    assert (cache / LARGE.place / "module.so").read_bytes() == PAYLOAD
+    assert (cache / LARGE.place / "module.so").read_bytes() == LARGE.payload
     assert said() == []
 
 
