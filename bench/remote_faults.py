@@ -252,7 +252,7 @@ class Case(NamedTuple):
 
 
 def through(store: Callable[..., Prepare]) -> dict[str, Case]:
-    """What befalls the connection to a store."""
+    """The connection to a store fails in each way."""
     return {
         "no fault": Case(store(""), True),
         "reset": Case(store("reset"), False),

@@ -1,8 +1,8 @@
 """Servers that others wrote: nginx and a registry of container images from Debian, and an S3 server from PyPI.
 
 nginx serves most files of the web, and docker-registry is the one that other registries are built on. moto is the S3
-server that installs from PyPI, in Python alone. With ``TEST_SERVERS=1`` a test fails whose server is missing, as in
-continuous integration; else it is skipped.
+server that installs from PyPI, in Python alone; `make setup-servers` installs it. With ``TEST_SERVERS=1`` a test fails
+whose server is missing, as in continuous integration; else it is skipped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ http {{
 
 
 def missing(remedy: str) -> NoReturn:
-    """End a test whose server is not installed."""
+    """End a test for which a server, or Ray, is not installed."""
     if os.environ.get("TEST_SERVERS") == "1":
         pytest.fail(f"a server is missing, and TEST_SERVERS=1 says that none is: {remedy}")
     pytest.skip(remedy)
