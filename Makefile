@@ -60,8 +60,8 @@ test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugi
 test-engines: $(READY) ## make environments with real engines (some GB, many minutes), and run the adapters' tests there
 	@$(BIN)/pytest -m engine -o faulthandler_timeout=3600 $(PYTEST) engines
 
-setup-servers: $(READY) ## install what more slow tests start: an S3 server with its client, and Ray
-	@$(PIP) 'moto[server]' s3fs ray
+setup-servers: $(READY) ## install what more slow tests start: servers of buckets with their clients, and Ray
+	@$(PIP) gcp-storage-emulator gcsfs 'moto[server]' ray s3fs
 
 setup-oldest: $(OLDEST)/.ready-$(MINOR) ## make .venv-oldest, the environment of test-oldest, if it is not there yet
 

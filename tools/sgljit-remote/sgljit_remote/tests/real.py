@@ -1,8 +1,10 @@
-"""Servers that others wrote: nginx and a registry of container images from Debian, and an S3 server from PyPI.
+"""Servers that others wrote: nginx and a registry of container images from Debian, and servers of buckets.
 
 nginx serves most files of the web, and docker-registry is the one that other registries are built on. moto is the S3
-server that installs from PyPI, in Python alone; `make setup-servers` installs it. With ``TEST_SERVERS=1`` a test fails
-whose server is missing, as in continuous integration; else it is skipped.
+server that installs from PyPI, in Python alone, and gcp-storage-emulator is the same for Google's buckets: `make
+setup-servers` installs both. With ``TEST_SERVERS=1`` a test fails whose server is missing, as in continuous
+integration; else it is skipped. Azurite, which Microsoft wrote for Azure's buckets, installs from npm, and nothing here
+does it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import pytest
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 REGISTRY = shutil.which("docker-registry")
+AZURITE = shutil.which("azurite-blob")
+AZURITES_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # in its docs
 CONFIGURATION = """
 {user}
 daemon off;
@@ -123,6 +127,57 @@ def s3(setenv: Callable[[str, str], object]) -> Iterator[tuple[str, Any]]:
     s3fs.S3FileSystem().mkdir(name)
     yield f"s3://{name}/here", running
     running.stop()
+
+
+@pytest.fixture
+def google(monkeypatch):
+    """The URL of a bucket of Google's emulator, which knows no conditions, and what stops it."""
+    try:
+        import gcsfs
+        from gcp_storage_emulator.server import create_server
+    except ImportError:
+        missing("pip install gcp-storage-emulator gcsfs")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # for credentials, it asks the machine that it takes for Google's
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    running = create_server("127.0.0.1", 0, in_memory=True, default_bucket="kernels")
+    running.start()
+    port = running._api._httpd.server_address[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    stop = contextlib.ExitStack()
+    stop.callback(running.stop)
+    yield "gs://kernels/here", stop.close
+    stop.close()
+
+
+@pytest.fixture
+def azure(monkeypatch, tmp_path):
+    """The URL of a bucket of Azure's emulator, and what stops it."""
+    adlfs = pytest.importorskip("adlfs", reason="pip install adlfs")
+    if AZURITE is None:
+        pytest.skip("npm install --global azurite")
+    adlfs.AzureBlobFileSystem.clear_instance_cache()
+    command = [AZURITE, "--blobPort", "0", "--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]
+    command.append("--disableTelemetry")
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = []
+            while not (found := re.search(r"successfully listens on (http://\S+)", "".join(said[-1:]))):
+                said.append(process.stdout.readline())
+                assert said[-1], said
+            account = f"AccountName=devstoreaccount1;AccountKey={AZURITES_KEY}"
+            account = f"DefaultEndpointsProtocol=http;{account};BlobEndpoint={found[1]}/devstoreaccount1;"
+            monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
+            adlfs.AzureBlobFileSystem().mkdir("kernels")
+            yield "az://kernels/here", process.terminate
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(params=["bucket", "google", "azure"])
+def cloud(request):
+    """The URL of a bucket of each kind, and what stops its server."""
+    url, server = request.getfixturevalue(request.param)
+    return url, getattr(server, "stop", server)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit
+import pkgutil
+import re
 
 import pytest
 
@@ -13,33 +14,43 @@ from .conftest import files
 from .real import proxy
 from .served import artifact, large_artifact, within
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),  # adlfs and gcsfs do
+]
 
 LARGE = large_artifact()
 LOCATION, TOOLCHAIN = LARGE.manifest.location.path, LARGE.manifest.toolchain_key
 WITHIN = 1 << 20  # bytes of answers: in the midst of the artifact
 
 
-@pytest.fixture(params=["nginx", "bucket", "running"])
+# Of a kind of bucket: the variable that names its server, and the class that keeps connections.
+BUCKETS = {
+    "bucket": ("AWS_ENDPOINT_URL", "s3fs.S3FileSystem"),
+    "google": ("STORAGE_EMULATOR_HOST", "gcsfs.GCSFileSystem"),
+    "azure": ("AZURE_STORAGE_CONNECTION_STRING", "adlfs.AzureBlobFileSystem"),
+}
+
+
+@pytest.fixture(params=["nginx", "running", *BUCKETS])
 def broken(request, remote, signed, monkeypatch):
     """The URL of a store of each kind, behind a proxy, and the proxy; the store has one artifact."""
     server = request.getfixturevalue(request.param)
+    variable, files = BUCKETS.get(request.param, ("", ""))
     if request.param == "nginx":
         url = "http://127.0.0.1:{port}/kernels"
         port, _ = server()
-    elif request.param == "bucket":
-        url, port = server[0], urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
-    else:
+    elif request.param == "running":
         url = "oci+http://127.0.0.1:{port}/kernels"
         port = int(server().rpartition(":")[2])
+    else:
+        url, port = server[0], int(re.search(r"http://127.0.0.1:(\d+)", os.environ[variable])[1])
     straight = remote(url.format(port=port), **signed)
     assert straight.publish_one(LARGE, straight.signer())
     with proxy(port) as one:
-        if request.param == "bucket":
-            import s3fs
-
-            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{one.port}")
-            s3fs.S3FileSystem.clear_instance_cache()
+        if variable:
+            monkeypatch.setenv(variable, os.environ[variable].replace(f":{port}", f":{one.port}"))
+            pkgutil.resolve_name(files).clear_instance_cache()
         yield url.format(port=one.port), one
 
 
