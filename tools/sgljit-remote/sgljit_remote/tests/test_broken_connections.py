@@ -21,6 +21,7 @@ pytestmark = [
 
 LARGE = large_artifact()
 LOCATION, TOOLCHAIN = LARGE.manifest.location.path, LARGE.manifest.toolchain_key
+SECONDS = 6  # a server of a busy machine has answered by then, so that there is something that can fail
 WITHIN = 1 << 20  # bytes of answers: in the midst of the artifact
 
 
@@ -56,11 +57,13 @@ def broken(request, remote, signed, monkeypatch):
 
 @pytest.mark.parametrize("left", [0, WITHIN], ids=["at once", "in the midst"])
 @pytest.mark.parametrize("fault", ["reset", "cut", "stalled", "trickling"])
-def test_a_connection_that_fails_costs_one_time_out_and_one_warning(broken, session, signed, cache, said, fault, left):
+def test_a_connection_that_fails_costs_one_time_out_and_one_warning(
+    broken, session, signed, cache, said, no_pauses, fault, left
+):
     url, between = broken
     between.fault, between.left = fault, left
-    one = session(url, timeout=2, **signed)
-    with within(2):
+    one = session(url, timeout=SECONDS, **signed)
+    with within(SECONDS):
         assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
     met, connections = between.met, between.connections
     assert met > 0
@@ -88,13 +91,13 @@ def test_a_connection_that_fails_once_is_made_anew(broken, session, signed, cach
 
 @pytest.mark.parametrize("fault", ["reset", "cut", "stalled", "trickling"])
 def test_a_connection_that_fails_while_something_is_published_is_one_warning(
-    broken, session, remote, signed, said, fault
+    broken, session, remote, signed, said, no_pauses, fault
 ):
     url, between = broken
     between.fault = fault
     other = artifact(2)
-    with within(2):
-        session(url, timeout=2, is_writable=True, **signed).publish(other)
+    with within(SECONDS):
+        session(url, timeout=SECONDS, is_writable=True, **signed).publish(other)
     assert between.met == 1 if fault in ("stalled", "trickling") else between.met > 0
     (warning,) = said()
     assert "cannot be used now: " in warning
