@@ -37,7 +37,7 @@ PARALLEL_PYTEST = SGLJIT_TEST_CACHE='$(TEST_CACHE)' $(BIN)/pytest --numprocesses
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean results-check
+.PHONY: help setup setup-oldest setup-servers demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean results-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugi
 
 test-engines: $(READY) ## make environments with real engines (some GB, many minutes), and run the adapters' tests there
 	@$(BIN)/pytest -m engine -o faulthandler_timeout=3600 $(PYTEST) engines
+
+setup-servers: $(READY) ## install what more slow tests start: servers of buckets with their clients, and Ray
+	@$(PIP) gcp-storage-emulator gcsfs 'moto[server]' ray s3fs
 
 setup-oldest: $(OLDEST)/.ready-$(MINOR) ## make .venv-oldest, the environment of test-oldest, if it is not there yet
 

@@ -12,15 +12,20 @@ import isolated
 import pages
 import pytest
 
+from sgljit_remote.tests.real import missing
+
 EXAMPLE = isolated.ROOT / "examples" / "ray_actors.py"
 
 
 @pytest.mark.slow
 def test_actors_load_what_their_driver_compiled(tmp_path):
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed; pip install ray")
+        missing("pip install ray")
     command = [sys.executable, EXAMPLE, "--actors", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    for _ in range(3):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        if "The current node timed out during startup" not in done.stderr:  # of 30 s, which a busy machine may take
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\d+ bytes of kernels are in the object store$", done.stdout, re.MULTILINE)
     for actor in (0, 1):

@@ -1,8 +1,10 @@
-"""Servers that others wrote: nginx and a registry of container images from Debian, and an S3 server from PyPI.
+"""Servers that others wrote: nginx and a registry of container images from Debian, and servers of buckets.
 
 nginx serves most files of the web, and docker-registry is the one that other registries are built on. moto is the S3
-server that installs from PyPI, in Python alone. With ``TEST_SERVERS=1`` a test fails whose server is missing, as in
-continuous integration; else it is skipped.
+server that installs from PyPI, in Python alone, and gcp-storage-emulator is the same for Google's buckets: `make
+setup-servers` installs both. With ``TEST_SERVERS=1`` a test fails whose server is missing, as in continuous
+integration; else it is skipped. Azurite, which Microsoft wrote for Azure's buckets, installs from npm, and nothing here
+does it.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 REGISTRY = shutil.which("docker-registry")
+AZURITE = shutil.which("azurite-blob")
+AZURITES_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # in its docs
 CONFIGURATION = """
 {user}
 daemon off;
@@ -50,7 +55,7 @@ http {{
 
 
 def missing(remedy: str) -> NoReturn:
-    """End a test whose server is not installed."""
+    """End a test for which a server, or Ray, is not installed."""
     if os.environ.get("TEST_SERVERS") == "1":
         pytest.fail(f"a server is missing, and TEST_SERVERS=1 says that none is: {remedy}")
     pytest.skip(remedy)
@@ -85,11 +90,28 @@ def nginx(tmp_path):
 @pytest.fixture
 def bucket(monkeypatch):
     """The URL of a bucket of a server, and the server."""
-    try:
-        import s3fs
-        from moto import server
-    except ImportError:
+    if not has_s3():
         missing('pip install "moto[server]" s3fs')
+    with s3(monkeypatch.setenv) as made:
+        yield made
+
+
+def has_s3() -> bool:
+    """Whether the S3 server and what reads it are installed."""
+    try:
+        import s3fs  # noqa: F401
+        from moto import server  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def s3(setenv: Callable[[str, str], object]) -> Iterator[tuple[str, Any]]:
+    """The URL of a bucket, and its server while the block runs. ``setenv`` names the server in the environment."""
+    import s3fs
+    from moto import server
+
     s3fs.S3FileSystem.clear_instance_cache()
     running = server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     running.start()
@@ -100,11 +122,62 @@ def bucket(monkeypatch):
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
-        monkeypatch.setenv(name, value)
+        setenv(name, value)
     name = f"kernels-{uuid.uuid4().hex[:8]}"
     s3fs.S3FileSystem().mkdir(name)
     yield f"s3://{name}/here", running
     running.stop()
+
+
+@pytest.fixture
+def google(monkeypatch):
+    """The URL of a bucket of Google's emulator, which knows no conditions, and what stops it."""
+    try:
+        import gcsfs
+        from gcp_storage_emulator.server import create_server
+    except ImportError:
+        missing("pip install gcp-storage-emulator gcsfs")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # for credentials, it asks the machine that it takes for Google's
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    running = create_server("127.0.0.1", 0, in_memory=True, default_bucket="kernels")
+    running.start()
+    port = running._api._httpd.server_address[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    stop = contextlib.ExitStack()
+    stop.callback(running.stop)
+    yield "gs://kernels/here", stop.close
+    stop.close()
+
+
+@pytest.fixture
+def azure(monkeypatch, tmp_path):
+    """The URL of a bucket of Azure's emulator, and what stops it."""
+    adlfs = pytest.importorskip("adlfs", reason="pip install adlfs")
+    if AZURITE is None:
+        pytest.skip("npm install --global azurite")
+    adlfs.AzureBlobFileSystem.clear_instance_cache()
+    command = [AZURITE, "--blobPort", "0", "--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]
+    command.append("--disableTelemetry")
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = []
+            while not (found := re.search(r"successfully listens on (http://\S+)", "".join(said[-1:]))):
+                said.append(process.stdout.readline())
+                assert said[-1], said
+            account = f"AccountName=devstoreaccount1;AccountKey={AZURITES_KEY}"
+            account = f"DefaultEndpointsProtocol=http;{account};BlobEndpoint={found[1]}/devstoreaccount1;"
+            monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
+            adlfs.AzureBlobFileSystem().mkdir("kernels")
+            yield "az://kernels/here", process.terminate
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(params=["bucket", "google", "azure"])
+def cloud(request):
+    """The URL of a bucket of each kind, and what stops its server."""
+    url, server = request.getfixturevalue(request.param)
+    return url, getattr(server, "stop", server)
 
 
 @pytest.fixture
@@ -113,24 +186,26 @@ def running(tmp_path):
     if REGISTRY is None:
         missing("apt-get install docker-registry")
     with contextlib.ExitStack() as stack:
+        yield lambda more="": stack.enter_context(registry(tmp_path / "registry", more))
 
-        def running(more=""):
-            place = tmp_path / "registry"
-            place.mkdir()
-            text = f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
-            (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:0'}}\n{more}")
-            log = stack.enter_context((place / "log").open("w"))
-            command = [REGISTRY, "serve", str(place / "config.yml")]
-            process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
-            stack.callback(process.terminate)
+
+@contextlib.contextmanager
+def registry(place: Path, more: str = "") -> Iterator[str]:
+    """Debian's registry in a new directory while the block runs; host and port."""
+    place.mkdir()
+    text = f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
+    (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:0'}}\n{more}")
+    command = [str(REGISTRY), "serve", str(place / "config.yml")]
+    with (place / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
             end = time.monotonic() + 60
             while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", said := (place / "log").read_text())):
                 assert process.poll() is None, said
                 assert time.monotonic() < end, said
                 time.sleep(0.02)
-            return found[1]
-
-        yield running
+            yield found[1]
+        finally:
+            process.terminate()
 
 
 class Proxy:

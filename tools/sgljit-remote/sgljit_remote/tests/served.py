@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 import socket
 import struct
 import threading
@@ -38,6 +39,12 @@ def artifact(number: int = 1, *, family: str = "norm", toolchain: str = "g++ 13"
         "observed": {},
     }
     return Artifact(Manifest(**{**manifest, **fields}), payload)
+
+
+def large_artifact() -> Artifact:
+    """One of 2 MiB that no compression shrinks, so that a registry has it beside its manifest."""
+    payload = random.Random(1).randbytes(2 << 20)
+    return Artifact(artifact(size=len(payload), sha256=hashlib.sha256(payload).hexdigest()).manifest, payload)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""nginx, over HTTP and TLS, and an S3 server."""
+"""nginx, over HTTP and TLS, and servers of buckets."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_tls_asks_for_a_certificate_that_this_machine_trusts(
     assert session(f"https://127.0.0.1:{port}", **signed).fetch(LOCATION, TOOLCHAIN, root) == root
 
 
-def test_a_bucket_is_pushed_to_and_read(bucket, pushed, session, signed, tmp_path, said):
-    url, _ = bucket
+def test_a_bucket_is_pushed_to_and_read(cloud, pushed, session, signed, tmp_path, said):
+    url, _ = cloud
     pushed(url)
     one, root = session(url, **signed), tmp_path / "second"
     assert one.fetch(LOCATION, TOOLCHAIN, root) == root
@@ -133,8 +133,9 @@ def test_a_bucket_is_pushed_to_and_read(bucket, pushed, session, signed, tmp_pat
     assert said() == []
 
 
-def test_of_two_that_publish_to_a_bucket_the_first_wins(bucket, remote, signed):
-    url, _ = bucket
+@pytest.mark.parametrize("cloud", ["bucket", "azure"], indirect=True)
+def test_of_two_that_publish_to_a_bucket_the_first_wins(cloud, remote, signed):
+    url, _ = cloud
     one = remote(url, **signed)
     assert one.put("sgljit-1/x.zip", b"first")
     assert not one.put("sgljit-1/x.zip", b"second")
@@ -143,8 +144,8 @@ def test_of_two_that_publish_to_a_bucket_the_first_wins(bucket, remote, signed):
     assert one.get("sgljit-1/x.zip") == b"third"
 
 
-def test_an_empty_index_in_a_bucket_hides_no_artifact(bucket, remote, session, signed, tmp_path, said):
-    url, _ = bucket
+def test_an_empty_index_in_a_bucket_hides_no_artifact(cloud, remote, session, signed, tmp_path, said):
+    url, _ = cloud
     one = remote(url, **signed)
     one.put("sgljit-1/index.json", b"")
     one.publish_one(ONE, one.signer())
@@ -162,9 +163,9 @@ def test_a_stranger_who_writes_to_the_bucket_is_refused(bucket, remote, session,
     assert "it is signed by none of the keys" in said()[0]
 
 
-def test_a_bucket_whose_server_is_gone_costs_one_time_out(bucket, session, signed, cache, said):
-    url, running = bucket
-    running.stop()
+def test_a_bucket_whose_server_is_gone_costs_one_time_out(cloud, session, signed, cache, said):
+    url, stop = cloud
+    stop()
     with within(2):
         assert session(url, timeout=2, **signed).fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
