@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from sgljit_core import ops
-from sgljit_core.errors import CompileForbiddenError
+from sgljit_core.errors import CompileForbiddenError, SgljitError
 
 from .adapter import Adapter
 from .uses import Use
@@ -57,21 +58,24 @@ class Kernels:
             kind: what the op's kernels depend on.
             trial: calls the op that it is given, on tensors of its own.
         """
+        if self.worked(name, kind):
+            return True
+        if torch.compiler.is_compiling():
+            return False  # nothing is built or counted inside of a graph
         key = (name, *kind)
         if key not in self._tried:
-            if torch.compiler.is_compiling():
-                return False  # nothing is built inside of a graph
             self.adapter.attempt_once(name, lambda: trial(self.op(name)), self._tried, key)
             if key not in self._tried:
                 return False  # a capture forbids the build that decides it
             self._uses[key] = self.adapter.use(name, key)
-        if not (answer := self.worked(name, kind)):
-            self._count(self._uses[key], ran=False)
-        return answer
+            if self.worked(name, kind):
+                return True
+        self._uses[key].own_calls += 1
+        return False
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
-        if not self._tried.get(key := (name, *kind), False) or name in self.adapter.lost:
+        if not self._tried.get(key := (name, *kind)) or name in self.adapter.lost:
             return False
         self._asked[name] = self._uses[key]
         return True
@@ -90,8 +94,20 @@ class Kernels:
                 return False
             self.found[name](*args, **kwargs)
             return True
-        ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
-        self._count(self._asked.get(name) or self.adapter.use(name, ()), ran=ran)
+        use = self._asked.get(name)
+        if use is None or name in self.adapter.lost:
+            ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
+            use = use or self.adapter.use(name, ())
+        else:  # the way of a model's calls, each level of which would cost as much as a look at a tensor
+            try:
+                self.found[name](*args, **kwargs)
+                ran = True
+            except (SgljitError, OSError) as error:
+                ran = self.adapter.attempt(name, functools.partial(_fail, error))
+        if ran:
+            use.calls += 1
+        else:
+            use.own_calls += 1
         return ran
 
     def left(self, name: str) -> None:
@@ -102,13 +118,7 @@ class Kernels:
         if key not in self._uses:
             self._uses[key] = self.adapter.use(name, key)
             self._uses[key].why = "the op does not take their options or tensors"
-        self._count(self._uses[key], ran=False)
-
-    @staticmethod
-    def _count(use: Use, *, ran: bool) -> None:
-        if not torch.compiler.is_compiling():
-            use.calls += ran
-            use.own_calls += not ran
+        self._uses[key].own_calls += 1
 
     def op(self, name: str) -> Op:
         """The function of an op, whose family is imported."""
@@ -116,3 +126,7 @@ class Kernels:
             family = next(family for family, names in self.adapter.ops.items() if name in names)
             self.found[name] = getattr(ops[family], name)
         return self.found[name]
+
+
+def _fail(error: Exception) -> None:
+    raise error
