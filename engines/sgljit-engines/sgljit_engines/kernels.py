@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -58,20 +57,17 @@ class Kernels:
             kind: what the op's kernels depend on.
             trial: calls the op that it is given, on tensors of its own.
         """
-        if self.worked(name, kind):
-            return True
-        if torch.compiler.is_compiling():
-            return False  # nothing is built or counted inside of a graph
         key = (name, *kind)
         if key not in self._tried:
+            if torch.compiler.is_compiling():
+                return False  # nothing is built inside of a graph
             self.adapter.attempt_once(name, lambda: trial(self.op(name)), self._tried, key)
             if key not in self._tried:
                 return False  # a capture forbids the build that decides it
             self._uses[key] = self.adapter.use(name, key)
-            if self.worked(name, kind):
-                return True
-        self._uses[key].own_calls += 1
-        return False
+        if not (answer := self.worked(name, kind)) and not torch.compiler.is_compiling():
+            self._uses[key].own_calls += 1
+        return answer
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
@@ -85,10 +81,7 @@ class Kernels:
         return [(name, *kind) for name, *kind in self._tried if name in names and self.worked(name, tuple(kind))]
 
     def ran(self, name: str, *args: Any, **kwargs: Any) -> bool:
-        """Call an op; whether it ran. If not, it has written nothing, and the engine's own code must run.
-
-        A kernel also depends on what ``works`` does not ask for, such as strides or the number of tokens.
-        """
+        """Call an op; whether it ran. If not, it has written nothing, and the engine's own code must run."""
         if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
             if name in self.adapter.lost:
                 return False
@@ -98,16 +91,15 @@ class Kernels:
         if use is None or name in self.adapter.lost:
             ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
             use = use or self.adapter.use(name, ())
-        else:  # the way of a model's calls, each level of which would cost as much as a look at a tensor
+        else:  # most calls, which `attempt` would slow down
             try:
                 self.found[name](*args, **kwargs)
                 ran = True
-            except (SgljitError, OSError) as error:
-                ran = self.adapter.attempt(name, functools.partial(_fail, error))
-        if ran:
-            use.calls += 1
-        else:
-            use.own_calls += 1
+            except (SgljitError, OSError) as error:  # a kernel also depends on strides and the number of tokens
+                self.adapter.lose(name, error)
+                ran = False
+        use.calls += ran
+        use.own_calls += not ran
         return ran
 
     def left(self, name: str) -> None:
@@ -126,7 +118,3 @@ class Kernels:
             family = next(family for family, names in self.adapter.ops.items() if name in names)
             self.found[name] = getattr(ops[family], name)
         return self.found[name]
-
-
-def _fail(error: Exception) -> None:
-    raise error
