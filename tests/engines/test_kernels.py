@@ -85,6 +85,32 @@ def test_an_op_that_is_lost_works_no_more(kernels):
     assert report()[0].calls == 0
 
 
+def test_a_call_that_fails_is_left_to_the_engine_and_a_build_that_fails_ends_the_op(kernels, monkeypatch):
+    errors_of_calls = [errors.TensorMatchError("rank 5"), errors.CaptureError("norm", "no"), OSError("no space")]
+
+    def fails(*_args):
+        raise errors_of_calls[0]
+
+    assert kernels.works("silu_and_mul", (), fits)
+    kernels.found["silu_and_mul"] = fails
+    for number in (1, 2):
+        assert not kernels.ran("silu_and_mul", torch.zeros(2, 32))
+        assert (report()[0].own_calls, kernels.adapter.own_runs["silu_and_mul"]) == (number, number)
+        assert kernels.worked("silu_and_mul", ()), "only this call was left"
+        errors_of_calls.pop(0)
+    assert not kernels.ran("silu_and_mul", torch.zeros(2, 32))
+    assert not kernels.worked("silu_and_mul", ())
+    assert [(use.calls, use.own_calls, use.why) for use in report()] == [(0, 3, "OSError: no space")]
+    kernels.adapter.lost.clear()
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    with pytest.raises(OSError, match="no space"):
+        kernels.ran("silu_and_mul", torch.zeros(2, 32))
+    errors_of_calls[0] = IndexError("token 7 of 4")  # of the engine's data: it passes
+    monkeypatch.delenv("SGLJIT_ENGINES")
+    with pytest.raises(IndexError, match="token 7 of 4"):
+        kernels.ran("silu_and_mul", torch.zeros(2, 32))
+
+
 @pytest.mark.parametrize("asks", [True, False], ids=["asked before each call", "asked before the first"])
 def test_a_graph_is_without_an_op_that_was_lost_before_or_after_it_was_compiled(kernels, asks):
     def layer(x):

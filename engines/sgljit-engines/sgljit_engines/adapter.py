@@ -76,8 +76,8 @@ class Adapter:
         if other := os.environ.get("SGLJIT_OPS", "").strip():
             self.say_once(logging.WARNING, "engine_setting", f"reads no SGLJIT_OPS: set SGLJIT_ENGINES={other} instead")
         value, modes = _setting()
-        parts = frozenset(self.parts)
-        used = self._choose("SGLJIT_ENGINES", value, self._usual(modes)) & self._choose("ops", ops, parts)
+        used = self._choose("SGLJIT_ENGINES", value, self._usual(modes))
+        used &= self._choose("ops", ops, frozenset(self.parts))
         if "exact" in modes:
             used &= self.exact_ops
             value += ",exact"
@@ -122,8 +122,7 @@ class Adapter:
         """
         if key not in answers:
             before = stats()
-            works = self._works(op, call)
-            if works is None:
+            if (works := self._works(op, call)) is None:
                 return False
             answers[key] = works
             use, now = self.use(op, key), stats()
@@ -200,7 +199,7 @@ class Adapter:
         return Shadow(self, op, seam, 1 / share, **options)
 
     def lose(self, op: str, error: Exception) -> None:
-        """Take an op out of use as one whose build failed. With ``SGLJIT_ENGINES=strict`` it raises the error."""
+        """Do what ``attempt`` does after a call with this error, such as to take the op out of use. It may raise it."""
 
         def fail() -> None:
             raise error
@@ -326,7 +325,7 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
         names = ", ".join(sorted(points.names)) or "none"
         raise UnsupportedEngineError(
             f"no installed adapter is for the engine {engine!r} (installed: {names}). "
-            f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
+            f"The project's own are sgljit-compile, sgljit-sglang, sgljit-transformers and sgljit-vllm: install one"
         )
     chosen = (point.load() for point in points if engine in (None, point.name))
     value, modes = _setting()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_core.errors import CompileForbiddenError
+from sgljit_core.errors import CompileForbiddenError, SgljitError
 
 from .adapter import Adapter
 from .uses import Use
@@ -65,13 +65,13 @@ class Kernels:
             if key not in self._tried:
                 return False  # a capture forbids the build that decides it
             self._uses[key] = self.adapter.use(name, key)
-        if not (answer := self.worked(name, kind)):
-            self._count(self._uses[key], ran=False)
+        if not (answer := self.worked(name, kind)) and not torch.compiler.is_compiling():
+            self._uses[key].own_calls += 1
         return answer
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
-        if not self._tried.get(key := (name, *kind), False) or name in self.adapter.lost:
+        if not self._tried.get(key := (name, *kind)) or name in self.adapter.lost:
             return False
         self._asked[name] = self._uses[key]
         return True
@@ -81,17 +81,25 @@ class Kernels:
         return [(name, *kind) for name, *kind in self._tried if name in names and self.worked(name, tuple(kind))]
 
     def ran(self, name: str, *args: Any, **kwargs: Any) -> bool:
-        """Call an op; whether it ran. If not, it has written nothing, and the engine's own code must run.
-
-        A kernel also depends on what ``works`` does not ask for, such as strides or the number of tokens.
-        """
+        """Call an op; whether it ran. If not, it has written nothing, and the engine's own code must run."""
         if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
             if name in self.adapter.lost:
                 return False
             self.found[name](*args, **kwargs)
             return True
-        ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
-        self._count(self._asked.get(name) or self.adapter.use(name, ()), ran=ran)
+        use = self._asked.get(name)
+        if use is None or name in self.adapter.lost:
+            ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
+            use = use or self.adapter.use(name, ())
+        else:  # most calls, which `attempt` would slow down
+            try:
+                self.found[name](*args, **kwargs)
+                ran = True
+            except (SgljitError, OSError) as error:  # a kernel also depends on strides and the number of tokens
+                self.adapter.lose(name, error)
+                ran = False
+        use.calls += ran
+        use.own_calls += not ran
         return ran
 
     def left(self, name: str) -> None:
@@ -102,13 +110,7 @@ class Kernels:
         if key not in self._uses:
             self._uses[key] = self.adapter.use(name, key)
             self._uses[key].why = "the op does not take their options or tensors"
-        self._count(self._uses[key], ran=False)
-
-    @staticmethod
-    def _count(use: Use, *, ran: bool) -> None:
-        if not torch.compiler.is_compiling():
-            use.calls += ran
-            use.own_calls += not ran
+        self._uses[key].own_calls += 1
 
     def op(self, name: str) -> Op:
         """The function of an op, whose family is imported."""

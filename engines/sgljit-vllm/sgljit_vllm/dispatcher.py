@@ -21,7 +21,7 @@ from sgljit_engines.errors import InexactError
 from sgljit_engines.kernels import DTYPES, Op, try_rows
 
 from . import ADAPTER
-from .kernels import INVARIANT, left, ran, works
+from .kernels import INVARIANT, as_rows, left, ran, worked, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
 
@@ -120,23 +120,25 @@ def _type(argument: Any) -> str:
 
 
 def _activated(name: str, is_exact: bool, out: torch.Tensor, x: torch.Tensor) -> bool:
+    dtype = x.dtype
     has_rows = x.numel() > 0 and x.shape[-1] % _WHOLE == 0 and x.is_contiguous() and out.is_contiguous()
-    if x.dtype not in DTYPES or out.dtype != x.dtype or not has_rows:
+    if dtype not in DTYPES or out.dtype is not dtype or not has_rows:
         left(name)
         return False
-
-    def trial(kernel: Op) -> None:
-        kernel(x.new_zeros(1, _WHOLE))
-        if is_exact:
-            from sgljit_activation import bits  # the family is imported when its ops are called
-
-            ours = lambda gate, up: kernel(torch.cat([gate, up], -1), round_first=True)  # noqa: E731
-            if found := bits.difference(ours, functools.partial(_by_own, name), x.dtype, x.device):
-                raise InexactError(found)
-
-    if not works(name, (x.dtype, x.device.type), trial):
+    kind = (dtype, current_platform.device_type)
+    if not (worked(name, kind) or works(name, kind, functools.partial(_try_activation, name, is_exact, x))):
         return False
     return ran(name, x, out, round_first=True) if is_exact else ran(name, x, out)
+
+
+def _try_activation(name: str, is_exact: bool, x: torch.Tensor, kernel: Op) -> None:
+    kernel(x.new_zeros(1, _WHOLE))
+    if is_exact:
+        from sgljit_activation import bits  # the family is imported when its ops are called
+
+        ours = lambda gate, up: kernel(torch.cat([gate, up], -1), round_first=True)  # noqa: E731
+        if found := bits.difference(ours, functools.partial(_by_own, name), x.dtype, x.device):
+            raise InexactError(found)
 
 
 def _by_own(kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -149,10 +151,7 @@ def _normed(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps
     if weight is None or not out.is_contiguous():
         left("rmsnorm")
         return False
-    if not _norm_works("rmsnorm", x, weight):
-        return False
-    rows = (-1, weight.shape[0])
-    return ran("rmsnorm", x.reshape(rows), weight, out.view(rows), epsilon)
+    return _norm_works("rmsnorm", x, weight) and ran("rmsnorm", as_rows(x), weight, as_rows(out), epsilon)
 
 
 def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
@@ -164,13 +163,14 @@ def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Ten
 
 
 def _norm_works(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
-    if x.dtype not in DTYPES or weight.dtype != x.dtype or x.numel() == 0:
+    dtype = x.dtype
+    if dtype not in DTYPES or weight.dtype is not dtype or x.numel() == 0:
         left(name)
         return False
-    size, device = weight.shape[0], x.device.type
+    kind = (weight.shape[0], dtype, current_platform.device_type)
+    return worked(name, kind) or works(name, kind, functools.partial(_try_norm, name, x, *kind))
 
-    def trial(kernel: Op) -> None:
-        ones, num_tensors = x.new_ones(size), 1 if name == "rmsnorm" else 2
-        try_rows(lambda rows: kernel(*(x.new_zeros(rows, size) for _ in range(num_tensors)), ones), size, device)
 
-    return works(name, (size, x.dtype, device), trial)
+def _try_norm(name: str, x: torch.Tensor, size: int, _dtype: torch.dtype, device: str, kernel: Op) -> None:
+    ones, num_tensors = x.new_ones(size), 1 if name == "rmsnorm" else 2
+    try_rows(lambda rows: kernel(*(x.new_zeros(rows, size) for _ in range(num_tensors)), ones), size, device)

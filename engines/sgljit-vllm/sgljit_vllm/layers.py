@@ -14,7 +14,7 @@ from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 
 from . import ADAPTER
-from .kernels import INVARIANT, ran
+from .kernels import INVARIANT, as_rows, ran
 from .norms import works_for
 
 OPS = ("gemma_rmsnorm", "gemma_fused_add_rmsnorm")
@@ -98,13 +98,12 @@ class SgljitGemmaRMSNorm(GemmaRMSNorm):
         weight = self.weight.data
         if x.dtype != weight.dtype or x.shape[-1] != weight.shape[0] or x.device != weight.device:
             return None
-        rows = x.reshape(-1, weight.shape[0])
         if residual is None:
-            out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-            works = self._has_plain and ran(OPS[0], rows, weight, out, self.variance_epsilon)
-            return out.view(x.shape) if works else None
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            works = self._has_plain and ran(OPS[0], as_rows(x), weight, as_rows(out), self.variance_epsilon)
+            return out if works else None
         if not self._has_fused or residual.dtype != x.dtype or residual.shape != x.shape:
             return None
-        rows, total = rows.clone(), residual.reshape(-1, weight.shape[0]).clone()
-        works = ran(OPS[1], rows, total, weight, self.variance_epsilon)
-        return (rows.view(x.shape), total.view(x.shape)) if works else None
+        out, total = (one.clone(memory_format=torch.contiguous_format) for one in (x, residual))
+        works = ran(OPS[1], as_rows(out), as_rows(total), weight, self.variance_epsilon)
+        return (out, total) if works else None

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.platforms import current_platform
 
 from . import ADAPTER
-from .kernels import DEVICES, INVARIANT, ran, worked
+from .kernels import DEVICES, INVARIANT, as_rows, ran, worked
 from .layers import put_layer
 from .norms import kind_of, works_for
 
@@ -135,8 +135,8 @@ def _fits(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
 def _rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if ran("rmsnorm", _rows(x), weight, _rows(out), epsilon):
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if ran("rmsnorm", as_rows(x), weight, as_rows(out), epsilon):
         return out
     return ir.ops.rms_norm.impls["native"].impl_fn(x, weight, epsilon, variance_size)  # type: ignore[no-any-return]
 
@@ -148,14 +148,10 @@ def _fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, total = _rows(x), _rows(x_residual)
+    rows, total = as_rows(x), as_rows(x_residual)
     if ran("fused_add_rmsnorm", rows, total, weight, epsilon):
         if rows is x:  # a view would ask for the size of x later, and then vLLM makes a copy of it to write to
             return x, x_residual
         return rows.view(x.shape), total.view(x.shape)
     theirs = ir.ops.fused_add_rms_norm.impls["native"].impl_fn
     return theirs(x, x_residual, weight, epsilon, variance_size)  # type: ignore[no-any-return]
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -16,12 +16,16 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .forks import Forks
+
 HERE = Path(__file__).parent
+FORKS = Forks()
 ALL = "norm,activation"  # by default no activation is used
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -33,9 +37,24 @@ def run(*command: str | os.PathLike[str], **environment: str) -> str:
     return result.stdout + result.stderr
 
 
-def generate(*arguments: str, engines: str, **environment: str) -> tuple[dict[str, Any], str]:
+@pytest.fixture(scope="module", autouse=True)
+def _end_of_forks():
+    yield
+    FORKS.close()
+
+
+def run_in_fork(*arguments: str, **environment: str) -> str:
+    """What a Python process prints that began with vLLM imported."""
+    status, printed = FORKS.run(arguments, {**os.environ, **environment})
+    assert status == 0, printed
+    return printed
+
+
+def generate(
+    *arguments: str, engines: str, run: Callable[..., str] = run_in_fork, **environment: str
+) -> tuple[dict[str, Any], str]:
     """The result of ``generate.py``, and all else that was printed."""
-    printed = run(sys.executable, HERE / "generate.py", *arguments, SGLJIT_ENGINES=engines, **environment)
+    printed = run(str(HERE / "generate.py"), *arguments, SGLJIT_ENGINES=engines, **environment)
     before, result, after = re.split(r"^RESULT (.*)$", printed, flags=re.MULTILINE)
     return json.loads(result), before + after
 
@@ -97,7 +116,7 @@ def files_of_vllm(directory: Path) -> dict[Path, tuple[int, int]]:
     ],
 )
 def test_the_same_tokens_come_out(model, expected):
-    ours, printed = generate(model, "count", engines="strict")
+    ours, printed = generate(model, "count", engines="strict", run=functools.partial(run, sys.executable))
     assert ours["tokens"] == own_tokens(model)
     check_calls(ours["calls"], expected)
     assert {*ours["kinds"]} == {"256 float32 cpu", *([] if model == "llama" else ["64 float32 cpu"])}
@@ -317,7 +336,7 @@ def in_vllm(code: str, **environment: str) -> str:
     body = textwrap.indent(textwrap.dedent(code), "    ")
     script = f"{IN_VLLM}with set_current_vllm_config(config), torch.inference_mode():\n{body}"
     default = {"VLLM_TARGET_DEVICE": "cpu", "SGLJIT_ENGINES": f"strict,{ALL}"}
-    return run(sys.executable, "-c", script, **{**default, **environment})
+    return run_in_fork("-c", script, **{**default, **environment})
 
 
 @needs_vllm
