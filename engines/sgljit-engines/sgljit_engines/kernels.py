@@ -87,8 +87,7 @@ class Kernels:
                 return False
             self.found[name](*args, **kwargs)
             return True
-        use = self._asked.get(name)
-        if use is None or name in self.adapter.lost:
+        if (use := self._asked.get(name)) is None or name in self.adapter.lost:
             ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
             use = use or self.adapter.use(name, ())
         else:  # most calls, which `attempt` would slow down
