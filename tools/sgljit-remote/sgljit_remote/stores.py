@@ -215,17 +215,20 @@ class FsspecStore(Store):
                 raise web.too_large(name, most)
             sink.heard = value
 
-        with self._failing_plainly(), open(os.memfd_create("object"), "rb") as file:  # noqa: PTH123 - of a descriptor
+        import tempfile  # as fsspec does
+
+        with self._failing_plainly(), tempfile.TemporaryDirectory(prefix="sgljit-") as directory:
             files, path = self._place(name)
             from fsspec.callbacks import Callback
 
+            file = Path(directory, "object")
             try:
-                files.get_file(path, f"/proc/self/fd/{file.fileno()}", callback=Callback(hooks={"": hear}))
+                files.get_file(path, str(file), callback=Callback(hooks={"": hear}))
             except FileNotFoundError:
                 return False
-            content = file.read(most + 1)
-        if len(content) > most:  # of which nothing was reported
-            raise web.too_large(name, most)
+            if file.stat().st_size > most:  # of which nothing was reported
+                raise web.too_large(name, most)
+            content = file.read_bytes()
         sink.begin()
         sink.write(content)
         return True
