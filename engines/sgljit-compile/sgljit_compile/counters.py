@@ -1,7 +1,11 @@
-"""How do the counters of all layers become one kernel?
+"""How are the places of new tokens in the caches of all layers computed in one kernel?
 
 Each layer of a static cache counts its tokens in a tensor of its own, and computes the places of new tokens from it.
 The compiler makes a kernel of that for each layer, as other kernels are between them.
+
+Rejected: to advance all counters by one list operation, ``torch._foreach_add``. Inductor gives each of its writes a
+block of a kernel, and may put the code that reads several counters into one of these blocks. Then another block may
+have advanced a counter before it is read, and a token is stored one place too far: so it was seen, in one of many runs.
 """
 
 from __future__ import annotations
@@ -12,53 +16,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .graphs import Editor, args, aten, is_call, is_known, value
-from .inductor import each_plus
+from .graphs import Editor, aten, is_known
 
-__all__ = ["Stacks", "advance", "drop_unused", "stacked"]
+__all__ = ["Stacks", "drop_unused", "stacked"]
 
 # By the places of a layer's tokens and the length of its cache, those of several layers [layers, tokens], and the row.
 Stacks = dict[tuple[fx.Node, int], tuple[fx.Node, int]]
 
-_INTEGERS = (torch.int32, torch.int64)
 _MOST = 16  # nodes that compute the places of a layer
-
-
-def advance(graph: fx.Graph, devices: frozenset[str]) -> None:
-    """Have one kernel add to all counters that get the same number.
-
-    Args:
-        graph: with the counters as inputs that it writes.
-        devices: the types of devices that this is done on.
-    """
-    groups = defaultdict[Any, list[fx.Node]](list)
-    for node in graph.nodes:
-        if is_call(node, aten.copy_.default) and len(args(node)) == 2 and (number := _added(*args(node))) is not None:
-            counter = node.args[0].meta["val"]
-            if counter.device.type in devices:
-                groups[number, counter.shape, counter.dtype, counter.device].append(node)
-    for (number, *_), copies in groups.items():
-        if len(copies) > 1:
-            inputs, totals = zip(*map(args, copies), strict=True)
-            news = Editor(graph, copies[0].prev).each(each_plus(), inputs, number)
-            for total, new in zip(totals, news, strict=True):
-                total.replace_all_uses_with(new)
-                graph.erase_node(total)
-
-
-def _added(counter: fx.Node, total: fx.Node) -> int | None:
-    """The number that is added to a counter of one element, if its sum is used for nothing else."""
-    tensor = value(counter)
-    if counter.op != "placeholder" or tensor is None or tensor.dtype not in _INTEGERS:
-        return None
-    if not statically_known_true(tensor.numel() == 1):
-        return None
-    if not is_call(total, aten.add.Tensor) or total.kwargs or len(total.users) != 1 or args(total)[0] is not counter:
-        return None
-    number = args(total)[1]
-    return number if isinstance(number, int) else None
 
 
 def stacked(graph: fx.Graph, places: Iterable[tuple[fx.Node, int]]) -> Stacks:

@@ -310,11 +310,6 @@ class Editor:
         node = self._put(target, args, kwargs, (None, *results))
         return [self._put(operator.getitem, (node, 1 + i), {}, result) for i, result in enumerate(results)]
 
-    def each(self, op: Any, nodes: Sequence[fx.Node], *rest: Any) -> list[fx.Node]:
-        """A call of an op on a list of values, and the nodes of its results."""
-        call = self.call(op, list(nodes), *rest)
-        return [self._put(operator.getitem, (call, i), {}, result) for i, result in enumerate(call.meta["val"])]
-
     def _put(self, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
         with self.graph.inserting_after(self.last):
             return self._keep(self.graph.call_function(target, args, kwargs), result)

@@ -22,7 +22,6 @@ __all__ = [
     "Rewrite",
     "attention_op",
     "compile_graph",
-    "each_plus",
     "grouped_product",
     "is_writing",
     "joins_products",
@@ -163,12 +162,6 @@ def reset() -> None:
 def attention_op(name: str) -> Any:
     """A kernel of PyTorch's attention, as a graph calls it. Their names begin with an underscore."""
     return getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
-
-
-def each_plus() -> Any:
-    """The sum of each tensor of a list and a number, as a graph calls it: inductor makes one kernel of it."""
-    name = "_foreach_add"
-    return getattr(torch.ops.aten, name).Scalar
 
 
 def grouped_product() -> Any:

@@ -36,7 +36,6 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, h
     _add_norms(graph, _heads(graph, ops, record, has_regions), ops, record)
     _windows(graph, ops, record)
     _attention(graph, ops, record)
-    counters.advance(graph, _devices_of_heads(ops))
     _experts(graph, ops, record)
     _sortings(graph, ops, record)
     _routings(graph, ops, record)
