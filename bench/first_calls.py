@@ -91,7 +91,7 @@ def beside_this_python(dist: Path, place: Path, families: list[str]) -> Installe
     home, site = place / "home", place / "site"
     home.mkdir()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--find-links", dist]
-    isolated.run(*pip, "--target", site, "sgljit-core", "sgljit-tools", *families, cwd=home)
+    isolated.run(*pip, "--target", site, "sgljit-core", "sgljit-tools", "sgljit-engines", *families, cwd=home)
     path = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     kept = [one for one in path if not (one.is_relative_to(ROOT) or [*one.glob("sgljit_*.dist-info")])]
     own = ("PYTHON", "SGLJIT_")
