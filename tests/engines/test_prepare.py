@@ -148,7 +148,8 @@ def test_the_ops_that_an_engine_calls_decide(shape):
 def test_rows_of_an_mlp_that_are_no_whole_loads_get_all_kernels_that_they_may_ask_for(shape):
     labels = asked(shape(intermediate_size=6146, hidden_act="silu"), ["silu_and_mul"])
     kernels = [label for label in labels if "row_program" in label and " for sm_" in label]
-    assert {elements for label in kernels for _, elements in rows_of(label)} == {2, 8}
+    # 8 and, for a few tokens, 4 and 2 of rows side by side; 2 of a gate and values in one row.
+    assert {elements for label in kernels for _, elements in rows_of(label)} == {2, 4, 8}
 
 
 @pytest.mark.slow
