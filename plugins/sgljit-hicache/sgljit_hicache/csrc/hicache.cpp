@@ -74,13 +74,10 @@ void check_on_device(const Job& job) {
 bool resolve(
     Job& job, const Cache& cache, std::uint32_t begin, bool checks, std::uint64_t* to, std::uint64_t& alignment) {
   hicache::Reachable reachable{job, cache};
-  const bool is_on_device = cache.view != nullptr && cache.view->device().device_type == kDLCUDA;
   for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
     to[layer] = cache.layers[begin + layer];
-    // A tensor says whether it is on the device. All addresses of a list are in device memory if one is. A query of the
-    // driver takes as long as the checks of two tensors.
-    const bool is_unknown = layer == 0 ? !is_on_device : reachable.was_host();
-    if (is_unknown || checks) to[layer] = reachable.resolve(to[layer]);
+    // All addresses of a list are in device memory if one is: one query is enough.
+    if (layer == 0 || reachable.was_host() || checks) to[layer] = reachable.resolve(to[layer]);
     alignment |= to[layer];
   }
   if (reachable.was_host() && cache.view != nullptr) job.host_span += cache.span;

@@ -72,7 +72,7 @@ def test_writers_at_the_same_moment_lose_nothing_of_each_other(store, request, r
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["nginx", "registry"])
 def test_writers_in_turn_lose_nothing_of_each_other(store, request, remote, tmp_path):
-    """Of a store without conditional writes no more is promised."""
+    """A store without conditional writes promises no more than that."""
     url = url_of(store, request, tmp_path)
     for one in (ONE, OTHER, THIRD):
         add(remote(url), [one], None)
