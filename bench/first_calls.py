@@ -1,8 +1,8 @@
 """How long does a fresh process without a compiler take to the end of its first call, by what a wheel carries?
 
 `make dist` leaves the wheels of all distributions, which go into an environment of their own. PyTorch and the arguments
-of the call, a sample of the family, are loaded before the clock starts. Each process has an empty cache, and its result
-is compared with the reference's:
+of the call, a sample of the family, are loaded before the clock starts, and the full garbage collection that is due
+after the import of PyTorch is done. Each process has an empty cache, and its result is compared with the reference's:
 
     make dist && python bench/first_calls.py [--dist dist] [--rounds 10] [--output bench/results/first_calls.md]
 
@@ -35,7 +35,8 @@ import isolated  # noqa: E402
 
 GOALS = {"cpu": 0.2, "cuda": 0.3}
 FAMILIES = [name for name, place in isolated.PROJECTS.items() if place.parts[:1] == ("plugins",)]
-# The first op that has samples on the device, the arguments of the first one, and what the reference makes of them.
+# The first op that has samples on the device, the arguments of the first one without an empty tensor, for which no op
+# computes anything, and what the reference makes of them.
 SAMPLE = """
 import sys, torch
 from sgljit_core.families import loading
@@ -44,19 +45,21 @@ family, device, file = sys.argv[1:]
 for name, op in loading.load(family).declared().items():
     try:
         subject = Subject(op, torch.device(device))
-        torch.save((subject.samples[0], subject.expected(subject.samples[0])), file)
+        arguments = next(one for one in subject.samples if all(map(torch.numel, filter(torch.is_tensor, one.values()))))
+        torch.save((arguments, subject.expected(arguments)), file)
     except NotApplicable:
         continue
     print(name)
     break
 """
 CALL = """
-import json, sys, time, torch
+import gc, json, sys, time, torch
 family, op, file = sys.argv[1:]
 arguments, wanted = torch.load(file, weights_only=False)
 on_cuda = torch.cuda.is_available()
 finish = torch.cuda.synchronize if on_cuda else lambda: None
 finish()
+gc.collect()
 wall, cpu = time.perf_counter(), time.process_time()
 from sgljit_core import ops
 result = getattr(ops[family], op)(**arguments)
@@ -157,9 +160,9 @@ def main() -> int:
         "the host part."
     )
     note = (
-        f"Fresh processes with PyTorch loaded, an empty cache and no compiler; medians of {options.rounds}, and the "
-        f"least. From `from sgljit_core import ops` to the end of the call. Goal: {1000 * goal:.0f} ms, which "
-        f"{slow or 'none'} of {len(rows)} miss {measured}"
+        "Fresh processes with PyTorch loaded and garbage collected, an empty cache and no compiler; medians of "
+        f"{options.rounds}, and the least. From `from sgljit_core import ops` to the end of the call. Goal: "
+        f"{1000 * goal:.0f} ms, which {slow or 'none'} of {len(rows)} miss {measured}"
     )
     title = "First calls without a compiler" if device == "cpu" else "First calls on a GPU, with NVRTC alone"
     sys.stdout.write(results.write_results(options.output, title, {"": rows}, note=note, device=device))

@@ -1,7 +1,9 @@
-"""How long do N machines with empty disks take until they have a model's 40 variants, from one web server?
+"""How long do N machines with empty disks take until they have all variants of a model, from one web server?
 
-Each machine is a process with a cache of its own, forked from one that has imported PyTorch: measured is the time from
-the common start until the last variant is loaded. The server is a process too. Nobody has a compiler.
+The variants are what `sgljit prepare` builds for Qwen3 30B-A3B on sm_90a: modules for the host, and kernels. Each
+machine is a process with a cache of its own, forked from one that has imported PyTorch: measured is the time from the
+common start until each module is loaded, and each kernel is verified and read. The server is a process too. Nobody has
+a compiler.
 
     python bench/remote_start.py [--processes 1 8 50 200] [--output bench/results/remote_start.md]
 
@@ -10,10 +12,11 @@ alone on the same share of the machine: the CPU seconds of one process and of th
 cores, without what other programs used of them in the meantime (/proc/stat). The goal is that the slowest of 200 is
 ready within 1.5 times that, or 1.5 times the time of one alone where that is longer.
 
-The second table is about one artifact: a hit of the remote over one of the local cache, in fresh processes with byte
-code on disk as an installer leaves it. Such a process has PyTorch and the core imported, has looked up an op of a
-family, has had a hit of its local cache, and its garbage was collected. A process that uses load_jit alone has looked
-up no op, and lists the installed plugins at its first miss. The goal is 15 ms. Needs a host compiler and no GPU.
+The second table is about one artifact, a small module: a hit of the remote over one of the local cache, in fresh
+processes with byte code on disk as an installer leaves it. Such a process has PyTorch and the core imported, has had a
+hit of its local cache, and its garbage was collected. Some have looked up an op half a second before, as an engine has
+that then loads a model. One that uses load_jit alone looks up none, and lists the installed plugins at its first miss.
+The goal is 15 ms. Needs a host compiler and NVRTC, and no GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import contextlib
 import http.server
 import json
 import os
+import pickle
 import resource
 import shutil
 import statistics
@@ -30,11 +34,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-VARIANTS = 40
+MODEL = {  # Qwen3 30B-A3B
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "dtype": "bfloat16",
+}
+ARCH = "9.0"
+LATER = 3  # artifacts after the first, in the second table
 GOAL, GOAL_OF_ONE = 1.5, 15.0
 SECONDS = "60"
 SOURCE = """
@@ -51,21 +69,34 @@ void add(host::TensorView x, host::TensorView y) {{
 
 
 def load(number: int) -> Any:
-    """One variant."""
+    """One small module."""
     from sgljit_core import load_jit
 
     wrappers = [("add", f"add<{number}>")]
     return load_jit("add", str(number), cpp_sources=SOURCE.format(), cpp_wrappers=wrappers)
 
 
-def fleet(count: int, directory: Path, variants: int) -> None:
+def ask_for(config: Path, file: Path) -> None:
+    """In a process of its own, with the model's host parts in its cache: write down what the model asks for."""
+    from sgljit_core.plugins import discovery
+    from sgljit_engines.adapter import engine_ops
+    from sgljit_engines.shapes import read_config
+    from sgljit_tools.recording.recorder import record
+
+    shape, ops = read_config(config, 1, None), engine_ops(None)
+    wanted = record(discovery.installed(), cuda_arch=ARCH, on_cpu=False, ops=ops, model=shape).wanted
+    file.write_bytes(pickle.dumps([one._replace(root=None) for one in wanted]))
+
+
+def fleet(count: int, directory: Path, file: Path) -> None:
     """In a process of its own: fork ``count`` processes, start them together, print what each says."""
-    import torch
-    import tvm_ffi  # noqa: F401 - load_jit would import it; not part of the measured time
+    import torch  # noqa: F401 - a family would import it, and the next; not part of the measured time
+    import tvm_ffi  # noqa: F401
 
     import sgljit_core
-    from sgljit_core import load_jit  # noqa: F401 - imported before the fork
+    from sgljit_core.jit import cubins, kernels  # noqa: F401 - imported before the fork
 
+    wanted = pickle.loads(file.read_bytes())
     start_reader, start_writer = os.pipe()
     reader, writer = os.pipe()
     children = []
@@ -77,11 +108,9 @@ def fleet(count: int, directory: Path, variants: int) -> None:
         os.environ["SGLJIT_CACHE_DIR"] = str(directory / f"cache-{number}")
         os.read(start_reader, 1)  # ends when the parent closes its end
         begin, before = time.perf_counter(), _cpu(resource.RUSAGE_SELF)
-        modules = [load(variant) for variant in range(variants)]
+        for one in wanted:
+            kernels.build(one)
         seconds, cpu = time.perf_counter() - begin, _cpu(resource.RUSAGE_SELF) - before
-        x, y = torch.arange(4.0), torch.zeros(4)
-        modules[-1].add(x, y)
-        assert y.tolist() == [value + variants - 1 for value in range(4)]
         stats = sgljit_core.stats()
         said = {"seconds": seconds, "cpu": cpu, "builds": stats.builds, "hits": stats.hits}
         os.write(writer, f"{json.dumps(said)}\n".encode())  # shorter than what a pipe takes at once
@@ -152,33 +181,56 @@ def environment(**settings: str) -> dict[str, str]:
     return {**kept, "no_proxy": "127.0.0.1", **settings}
 
 
-def fill(store: Path, directory: Path, variants: int) -> dict[str, str]:
-    """Compile all variants, and push them signed; the settings of who reads them."""
+class Filled(NamedTuple):
+    """A store, the settings of who reads it, the file of what the model asks for, and how many that are."""
+
+    store: Path
+    settings: dict[str, str]
+    wanted: Path
+    variants: int
+
+
+def fill(directory: Path) -> Filled:
+    """Build what the model asks for, and some small modules, and push both signed, the model's as an archive."""
     from sgljit_remote import signing
 
-    store.mkdir()
-    trusted = directory / "trusted"
+    store, trusted, model = (directory / name for name in ("store", "trusted", "model"))
+    for place in (store, model):
+        place.mkdir()
     trusted.mkdir(mode=0o755)
+    (model / "config.json").write_text(json.dumps(MODEL))
     signing.new_key(directory / "own").rename(trusted / "own.pub")
-    settings = {"SGLJIT_CACHE_DIR": str(directory / "built"), "SGLJIT_REMOTE": f"file://{store}"}
-    code = f"import remote_start\nfor number in range({variants}): remote_start.load(number)"
-    subprocess.run([sys.executable, "-c", code], env=environment(**settings), cwd=Path(__file__).parent, check=True)
-    push = [sys.executable, "-m", "sgljit_remote", "push", "--sign", str(directory / "own")]
-    subprocess.run(push, env=environment(**settings), check=True, stdout=subprocess.DEVNULL)
-    return {"SGLJIT_TRUSTED_KEYS": str(trusted)}
+    variables = environment(
+        SGLJIT_CACHE_DIR=str(directory / "built"),
+        SGLJIT_REMOTE=f"file://{store}",
+        SGLJIT_SIGNING_KEY=str(directory / "own"),
+    )
+
+    def run(*command: str, **variable: str) -> None:
+        here, out = Path(__file__).parent, subprocess.DEVNULL
+        subprocess.run([sys.executable, *command], env=variables | variable, cwd=here, check=True, stdout=out)
+
+    run("-m", "sgljit_core", "prepare", "--model", str(model), "--cuda-arch", ARCH, "--push", "qwen3")
+    wanted = directory / "wanted"
+    run(__file__, "--ask-for", str(model), str(wanted))
+    small = str(directory / "small")
+    run("-c", f"import remote_start\nfor n in range({LATER + 2}): remote_start.load(n)", SGLJIT_CACHE_DIR=small)
+    run("-m", "sgljit_remote", "push", SGLJIT_CACHE_DIR=small)
+    count = len(pickle.loads(wanted.read_bytes()))
+    return Filled(store, {"SGLJIT_TRUSTED_KEYS": str(trusted)}, wanted, count)
 
 
-def start(count: int, store: Path, directory: Path, settings: Mapping[str, str], variants: int) -> dict[str, Any]:
+def start(count: int, filled: Filled, directory: Path) -> dict[str, Any]:
     """Start so many processes; their times, the requests and the compiles."""
     place, log = directory / f"fleet-{count}", directory / "requests"
     place.mkdir()
-    with serving(store, log) as (url, server):
+    with serving(filled.store, log) as (url, server):
         before = cpu_of(server)
         # So many processes on so few cores may keep the server from answering for longer than the usual time-out.
         variables = environment(
-            **settings, SGLJIT_REMOTE=url, SGLJIT_REMOTE_TIMEOUT=SECONDS, SGLJIT_CXX="none", PATH=""
+            **filled.settings, SGLJIT_REMOTE=url, SGLJIT_REMOTE_TIMEOUT=SECONDS, SGLJIT_JIT="error", PATH=""
         )
-        command = [sys.executable, __file__, "--fleet", str(count), str(place), str(variants)]
+        command = [sys.executable, __file__, "--fleet", str(count), str(place), str(filled.wanted)]
         done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
         served = cpu_of(server) - before
         requests = log.read_text().splitlines()
@@ -201,30 +253,38 @@ import gc, json, sys, time
 import torch, tvm_ffi
 import remote_start
 from sgljit_core import load_jit, ops
-if sys.argv[1] == "op":
+if sys.argv[1] != "none":
     ops["norm"].rmsnorm
-remote_start.load(remote_start.VARIANTS - 1)  # a local hit
+if sys.argv[1] == "before":
+    time.sleep(0.5)
+remote_start.load(remote_start.LATER + 1)  # a local hit
 if sys.argv[1] == "seed":
     sys.exit()
 gc.collect()  # after the import of PyTorch one is due
 times = [(time.perf_counter(), time.process_time())]
-for number in range(4):
+for number in range(1 + remote_start.LATER):
     remote_start.load(number)
     times.append((time.perf_counter(), time.process_time()))
 print(json.dumps([[1000 * (b - a) for a, b in zip(*pair)] for pair in zip(times, times[1:])]))
 """
+# Its row, by the state of a process.
+BEFORE = {
+    "before": "the first of a process that looked up an op half a second before",
+    "now": "the first of a process that has just looked up an op",
+    "none": "the first of a process that looked up none",
+}
 
 
-def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, str]) -> list[dict[str, Any]]:
+def one_hit(rounds: int, filled: Filled, directory: Path) -> list[dict[str, Any]]:
     """A row for the first and for a later artifact, of the remote without archives and of the local cache."""
     single = directory / "single"
-    shutil.copytree(store, single)
+    shutil.copytree(filled.store, single)
     (single / "sgljit-1/index.json").unlink()
     found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     with serving(single, directory / "requests-single") as (url, _):
 
         def run(how: str, cache: Path) -> str:
-            variables = environment(**settings, SGLJIT_REMOTE=url, SGLJIT_CACHE_DIR=str(cache))
+            variables = environment(**filled.settings, SGLJIT_REMOTE=url, SGLJIT_CACHE_DIR=str(cache))
             command, here = [sys.executable, "-c", ONE, how], Path(__file__).parent
             return subprocess.run(
                 command, env=variables, cwd=here, stdout=subprocess.PIPE, text=True, check=True
@@ -232,7 +292,7 @@ def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, st
 
         run("seed", directory / "seed")
         for number in range(rounds + 1):
-            for how in ("", "op"):
+            for how in BEFORE:
                 cache = directory / f"one-{number}-{how}"
                 shutil.copytree(directory / "seed", cache)
                 for place in ("remote", "local"):
@@ -240,15 +300,11 @@ def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, st
                     if not number:  # the first round writes the byte code
                         continue
                     found.setdefault((place, how), []).append(tuple(first))
-                    if how:
+                    if how == "before":
                         middle = tuple(map(statistics.median, zip(*later, strict=True)))
                         found.setdefault((place, "later"), []).append(middle)
     rows = []
-    for which, name in (
-        ("op", "the first of a process that has an op"),
-        ("", "the first of a process without one"),
-        ("later", "a later one"),
-    ):
+    for which, name in {"later": "a later one", **BEFORE}.items():
         remote, local = (
             [*map(statistics.median, zip(*found[place, which], strict=True))] for place in ("remote", "local")
         )
@@ -300,26 +356,29 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm"), help="where the caches are: in memory")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--fleet", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--ask-for", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fleet:
-        fleet(int(options.fleet[0]), Path(options.fleet[1]), int(options.fleet[2]))
+        fleet(int(options.fleet[0]), Path(options.fleet[1]), Path(options.fleet[2]))
+    if options.ask_for:
+        ask_for(*options.ask_for)
+        return 0
     if options.serve:
         serve(options.serve)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         directory = Path(name)
-        store = directory / "store"
-        settings = fill(store, directory, VARIANTS)
-        size = sum(path.stat().st_size for path in (store / "sgljit-1/archives").iterdir())
-        ones = one_hit(options.rounds, store, directory, settings)  # before 200 processes have heated the machine
+        filled = fill(directory)
+        size = (filled.store / "sgljit-1/archives/qwen3.zip").stat().st_size
+        ones = one_hit(options.rounds, filled, directory)  # before 200 processes have heated the machine
         counts = [1, *(count for count in options.processes if count > 1)]
-        start(1, store, directory, settings, VARIANTS)  # writes the byte code
-        runs = [start(count, store, directory, settings, VARIANTS) for count in counts]
+        start(1, filled, directory)  # writes the byte code
+        runs = [start(count, filled, directory) for count in counts]
 
     from sgljit_tools.benchmark import results
 
     table = rows_of(runs)
-    assert all(run["loaded"] == VARIANTS for run in runs)
+    assert all(run["loaded"] == filled.variants for run in runs), runs
     plots = {}
     if options.output:
         picture = options.output.with_suffix(".svg")
@@ -328,14 +387,14 @@ def main() -> int:
         if results.write_plot(picture, numbers, lines, place=lambda row: str(row["processes"]), ylabel="seconds"):
             plots = {"Seconds until all variants are loaded, by the number of processes": Path(picture.name)}
     note = (
-        f"{VARIANTS} variants in an archive of {size / 1e6:.2f} MB, signed; one Python web server; no process has a "
-        f"compiler. A process begins with PyTorch imported, and waits up to {SECONDS} s for an answer "
-        "(`SGLJIT_REMOTE_TIMEOUT`), as all share the cores of one machine; caches are below "
+        f"{filled.variants} variants of Qwen3 30B-A3B for sm_90a in an archive of {size / 1e6:.2f} MB, signed; one "
+        "Python web server; no process may compile. A process begins with PyTorch imported, and waits up to "
+        f"{SECONDS} s for an answer (`SGLJIT_REMOTE_TIMEOUT`), as all share the cores of one machine; caches are below "
         f"`{options.directory}`. One alone on this share: the CPU seconds of one process and of the server for it, "
         "times the processes, divided by the cores that other programs left; or its time alone, where that is longer. "
-        f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for the first artifact of a process that "
-        "has imported PyTorch, looked up an op, and had a hit of its local cache. Without an op, as with load_jit "
-        "alone, a process looks for plugins at its first miss. Medians, and the least of all rounds."
+        f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for an artifact over a hit of the local "
+        "cache. The first of a process waits for what reads and verifies a remote, which a thread imports from the "
+        "first look-up of an op on. Medians, and the least of all rounds."
     )
     page = results.write_results(
         options.output,

@@ -484,6 +484,32 @@ def test_a_device_file_that_names_fp8_is_told_which_header_it_lacks(tmp_path, mo
     build(family, "scaling::plain")
 
 
+def test_a_device_file_may_use_textures_and_types_of_cudas_runtime(tmp_path, monkeypatch):
+    """NVRTC is asked first to compile without both, which takes less time."""
+    monkeypatch.syspath_prepend(tmp_path)
+    texture = """
+template <int kAt> __global__ void look(unsigned long long texture, float* data) {
+  *data = tex2D<float>(cudaTextureObject_t{texture}, kAt, cudaErrorInvalidValue);
+}
+}  // namespace scaling"""
+    family = make_family(tmp_path, "textures", **{"scaling.cuh": DEVICE.replace("}  // namespace scaling", texture)})
+    for number in range(3):  # without precompiled headers, with those that it makes, and with those that are there
+        build(family, "scaling::look", number)
+    with pytest.raises(errors.CompileError, match=r"scaling.cuh\(23\): error: identifier .nothing. is undefined"):
+        build(
+            make_family(
+                tmp_path,
+                "wrong",
+                **{
+                    "scaling.cuh": DEVICE.replace("= 7", "= nothing", 1).replace(
+                        "__global__ void plain", "\n\n\n__global__ void plain"
+                    )
+                },
+            ),
+            "scaling::plain",
+        )
+
+
 def test_python_names_variants_as_host_parts_do(family):
     """What is built ahead is what is asked for later: the expressions are the same text."""
     names = """
