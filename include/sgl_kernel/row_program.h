@@ -1257,11 +1257,13 @@ SGL_INLINE void match_program(
     auto& segment = plans[i];
     match_segment(segments[i].rows, num_operands, segments[i].bound, i, roles[i], plan, segment, location);
     segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
-    // A map of few elements: narrower vectors, down to 32 bits, are more threads, each of which is done sooner.
-    constexpr std::int64_t kFew = 32768;  // a thread each: 128 blocks, as many as large chips have multiprocessors
+    // A map of few elements: narrower vectors, down to 32 bits, are more threads, each of which is done sooner. So they
+    // were measured while they fill no more than seven eighths of the chip.
     if (segment.is_map && num_segments == 1 && plan.device.device_type == kDLCUDA) {
+      const auto chip = runtime::get_chip(plan.device.device_id, location);
       while (segment.elements * segment.narrow_bytes > 4 &&
-             segment.num_rows * div_ceil(segment.columns, segment.elements) <= kFew)
+             16 * segment.num_rows * div_ceil(segment.columns, segment.elements) <=
+                 7LL * chip.num_sms * chip.threads_per_sm)
         segment.elements /= 2;
       segment.has_tail = segment.columns % segment.elements != 0;
     }
