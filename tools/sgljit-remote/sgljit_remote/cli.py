@@ -12,6 +12,8 @@ from sgljit_core import paths
 from sgljit_core.errors import ConfigError, SgljitError
 
 from . import config, signing, transfer
+from .counts import refused
+from .errors import RefusedObjectError, UntrustedRemoteError
 from .remote import Remote
 from .transfer import Choice
 
@@ -144,7 +146,11 @@ def _export(given: argparse.Namespace) -> int:
 
 def _import(given: argparse.Namespace) -> int:
     settings, root = _keys(given), (given.directory or paths.cache_root()).absolute()
-    imported = transfer.import_file(given.file, root, transfer.keys_for(given.file, settings))
+    try:
+        imported = transfer.import_file(given.file, root, transfer.keys_for(given.file, settings))
+    except (RefusedObjectError, UntrustedRemoteError) as error:
+        refused(str(given.file), str(error))
+        raise
     print(f"{imported.new} artifacts are new in {root}, {imported.there} were there, {imported.refused} were refused")
     return 1 if imported.refused else 0
 

@@ -21,9 +21,9 @@ class Stats(NamedTuple):
         bytes_read, bytes_written: of whole objects.
         failures: the requests that failed, or were not answered in time.
         refusals: the objects and artifacts that were refused, those of wheels and of prebuilt directories among them,
-            the remotes that must not be used, the plugins that differ from the lock, and bundles. A bundle's is an
-            exception. Each of the others has a warning with its reason and place (event ``remote_refused``, of a plugin
-            ``plugin_problem``), once.
+            the remotes that must not be used, the plugins that differ from the lock, bundles, files of ``import``, and
+            what the first rank sends. The last three are exceptions. Each of the others has a warning with its reason
+            and place (event ``remote_refused``, of a plugin ``plugin_problem``), once.
         artifacts: those that were verified and kept. An archive brings many at once, of which the core counts the first
             one as a hit of the tier "remote", and the others as hits of "cache".
         published: those that were compiled here and written to the remote.

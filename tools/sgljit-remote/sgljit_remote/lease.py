@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
 
-from .errors import RemoteUnavailableError
+from .errors import RefusedObjectError, RemoteUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,10 +111,17 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], T | None], pati
 def taken(remote: Remote, name: str) -> bool:
     """Take the lease of an object that processes write in turn; whether this one got it in time.
 
-    Raises:
-        RemoteUnavailableError, RefusedObjectError: as ``Remote.get``.
+    Raises RemoteUnavailableError. A lease that is none is a warning.
     """
-    lease, token = lease_name(name), _text()
+    try:
+        return _taken(remote, lease_name(name))
+    except RefusedObjectError as error:
+        remote.refuse(lease_name(name), str(error))
+        return False
+
+
+def _taken(remote: Remote, lease: str) -> bool:
+    token = _text()
     if remote.put(lease, token):
         return True
     start = since = time.monotonic()

@@ -70,18 +70,15 @@ def sgljit_build_finished(key: str, directory: Path, outcome: str) -> None:
     session = _session()
     if session is None or not config.settings().is_writable:
         return
-    if outcome != "compiled":
-        session.release(key)
-        return
     from sgljit_core.cache import lookup
 
     from .objects import Artifact
 
-    found = lookup.read(directory, directory.parents[4])
-    if found is None:
+    try:
+        if outcome == "compiled" and (found := lookup.read(directory, directory.parents[4])) is not None:
+            session.publish(Artifact(found.manifest, found.payload))
+    finally:  # also where another process has damaged the artifact: others would wait for nobody
         session.release(key)
-    else:
-        session.publish(Artifact(found.manifest, found.payload))
 
 
 @hookimpl

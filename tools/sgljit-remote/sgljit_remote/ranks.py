@@ -30,6 +30,7 @@ from sgljit_core.errors import ConfigError
 from sgljit_core.plugins import discovery, hooks
 
 from . import handed, objects, transfer
+from .counts import refused
 from .errors import RankLostError, RefusedObjectError, WarmUpError
 from .objects import Artifact
 from .remote import keep
@@ -161,15 +162,19 @@ def _has(root: Path, place: str) -> bool:
 
 def _keep(content: bytes, wanted: Mapping[str, str], root: Path) -> None:
     """Verify what arrived, and keep what is wanted: the sha256 of payloads by the places of artifacts."""
-    unpacked = objects.unpack(content, ())
-    arrived = {artifact.place: artifact for artifact in unpacked.artifacts}
-    for place, sha256 in wanted.items():
-        artifact = arrived.get(place)
-        if artifact is None or artifact.manifest.sha256 != sha256:
-            reason = unpacked.refused.get(place, "it is not the one that was named")
-            raise RefusedObjectError(f"what the first rank sent as {place} is refused and not used: {reason}")
-        if (kept := keep(artifact, root)) != root:  # that one takes no files
-            handed.remember(place, kept)
+    try:
+        unpacked = objects.unpack(content, ())
+        arrived = {artifact.place: artifact for artifact in unpacked.artifacts}
+        for place, sha256 in wanted.items():
+            artifact = arrived.get(place)
+            if artifact is None or artifact.manifest.sha256 != sha256:
+                reason = unpacked.refused.get(place, "it is not the one that was named")
+                raise RefusedObjectError(f"what the first rank sent as {place} is refused and not used: {reason}")
+            if (kept := keep(artifact, root)) != root:  # that one takes no files
+                handed.remember(place, kept)
+    except RefusedObjectError as error:
+        refused("the first rank", str(error), len(content))
+        raise
 
 
 class _Ranks:

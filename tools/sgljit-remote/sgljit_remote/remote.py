@@ -524,6 +524,7 @@ def put_in_place(artifact: Artifact, root: Path, *, is_synced: bool = True) -> N
 
 
 _sessions: OncePerKey[Settings, Session | None] = OncePerKey()
+_wrong_settings: OncePerKey[str, None] = OncePerKey()  # by what is wrong
 
 
 def session(settings: Settings) -> Session | None:
@@ -538,7 +539,8 @@ def current() -> Session | None:
     try:
         return session(config.settings())
     except ConfigError as error:
-        log.once("remote_refused", str(error), f"the remote is not used: {error}", reason=str(error))
+        reason = str(error)
+        _wrong_settings.get(reason, lambda: _not_used("SGLJIT_REMOTE", reason, f"the remote is not used: {reason}"))
         return None
 
 
@@ -546,6 +548,11 @@ def _session(settings: Settings) -> Session | None:
     try:
         return Session(Remote(settings), archives=settings.is_writable)
     except (KeyFileError, UntrustedRemoteError) as error:
-        refused(stores.shown(settings.url), str(error))
-        log.once("remote_refused", settings.url, str(error), reason=str(error))
+        _not_used(stores.shown(settings.url), str(error), str(error))
         return None
+
+
+def _not_used(place: str, reason: str, text: str) -> None:
+    """Count a remote that is not used, and say why."""
+    refused(place, reason)
+    log.once("remote_refused", f"{place} {reason}", text, reason=reason)

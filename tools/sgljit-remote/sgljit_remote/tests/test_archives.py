@@ -139,6 +139,14 @@ def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkey
     assert server.objects == {LEASE: b"of a machine at work"}
 
 
+def test_a_lease_that_is_none_is_refused_by_its_name_and_nothing_is_written(server, remote, said):
+    server.objects[LEASE] = bytes(1000)
+    Session(remote(is_writable=True), archives=True)._archive([ONE])
+    (warning,) = said()
+    assert warning.startswith(f"{server.url}{LEASE} is refused and not used: ")
+    assert server.objects == {LEASE: bytes(1000)}
+
+
 def test_a_store_that_fails_is_one_warning(server, remote, said):
     one = Session(remote(timeout=1, is_writable=True), archives=True)
     server.fault = served.status(403)

@@ -6,8 +6,9 @@ import pytest
 
 from sgljit_core import hookimpl
 from sgljit_core.builds import record
+from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins import hooks
-from sgljit_remote import Stats, counts, objects, stats, unbundle
+from sgljit_remote import Stats, counts, objects, remote, stats, unbundle
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RefusedObjectError, UntrustedRemoteError
 from sgljit_remote.index import Archive, dump
@@ -136,6 +137,20 @@ def test_a_bundle_that_is_refused_is_counted(tmp_path, monkeypatch, heard):
     with pytest.raises(FileNotFoundError):
         unbundle(tmp_path / "missing.bundle")
     assert stats().refusals == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("REMOTE", "https//host"), ("REMOTE_MODE", "write")])
+def test_settings_that_are_wrong_are_one_refusal(monkeypatch, said, heard, name, value):
+    monkeypatch.setattr(remote, "_wrong_settings", OncePerKey())
+    monkeypatch.setenv("SGLJIT_REMOTE", "https://host/kernels")
+    monkeypatch.setenv(f"SGLJIT_{name}", value)
+    for _ in range(2):
+        assert remote.current() is None
+    assert stats().refusals == 1
+    ((event, place, reason, size),) = heard
+    assert (event, place, size) == ("refusal", "SGLJIT_REMOTE", 0)
+    assert said() == [f"the remote is not used: {reason}"]
+    assert f"SGLJIT_{name} must be" in reason
 
 
 def test_a_remote_that_must_not_be_used_is_a_refusal(server, said):

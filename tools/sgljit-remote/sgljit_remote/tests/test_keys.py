@@ -10,7 +10,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from sgljit_remote import objects, signing, transfer
+from sgljit_remote import objects, signing, stats, transfer
 from sgljit_remote.cli import main
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import KeyFileError
@@ -304,9 +304,11 @@ def test_a_signed_file_is_imported(exported, key, tmp_path, command):
 
 
 def test_a_file_without_keys_is_refused(exported, tmp_path, command):
+    before = stats().refusals
     code, printed = command("import", exported, "--directory", tmp_path / "second")
     assert code == 1
     assert f"{exported} is not used: whoever made it could run code as you" in printed
+    assert stats().refusals == before + 1
     assert not (tmp_path / "second").exists()
 
 
@@ -322,8 +324,10 @@ def test_a_file_of_a_stranger_is_refused_artifact_by_artifact(exported, tmp_path
 
 def test_a_file_that_is_none_is_an_error(tmp_path, command):
     (tmp_path / "file").write_text("nothing")
+    before = stats().refusals
     code, printed = command("import", tmp_path / "file", REMOTE_UNSIGNED="1")
     assert code == 1
+    assert stats().refusals == before + 1
     assert "it is no archive of artifacts, or is damaged" in printed
 
 

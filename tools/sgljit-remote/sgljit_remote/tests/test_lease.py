@@ -8,9 +8,11 @@ import time
 
 import pytest
 
+from sgljit_core.cache.manifest import FILE, ManifestError
 from sgljit_remote import lease, objects, plugin
 from sgljit_remote.config import settings
 from sgljit_remote.objects import object_name
+from sgljit_remote.remote import put_in_place
 
 from . import served
 from .conftest import files
@@ -264,6 +266,20 @@ def test_a_lease_that_is_none_is_refused(server, writer, cache, said):
     assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
     assert f"{server.url}{LEASE} is refused and not used" in warning
+
+
+def test_an_artifact_that_was_damaged_since_it_was_built_releases_the_others(server, writer, cache, monkeypatch):
+    one = writer()
+    monkeypatch.setattr(plugin, "_session", lambda: one)
+    monkeypatch.setenv("SGLJIT_REMOTE", server.url)
+    monkeypatch.setenv("SGLJIT_REMOTE_MODE", "readwrite")
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    put_in_place(ONE, cache)
+    (cache / ONE.place / FILE).write_text("nothing")
+    with pytest.raises(ManifestError):
+        plugin.sgljit_build_finished(LOCATION.name, cache / ONE.place, "compiled")
+    assert server.objects[LEASE].startswith(lease.RELEASED)
+    assert f"/{NAME}" not in server.objects
 
 
 def test_a_build_that_fails_releases_the_others_at_once(server, writer, cache):
