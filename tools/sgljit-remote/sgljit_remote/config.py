@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from sgljit_core.errors import ConfigError
 
@@ -56,6 +57,14 @@ def settings(named: str = "") -> Settings:
             f"SGLJIT_REMOTE must be a URL, such as https://host/kernels, or an absolute path; got {named!r}"
         )
     scheme, _, rest = named.partition("://")
+    try:
+        urlsplit(named)
+    except ValueError:  # whose text may have a password
+        shown = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+        raise ConfigError(
+            "SGLJIT_REMOTE must be a URL with a valid host, such as https://host/kernels or https://[::1]/kernels; "
+            f"got {shown!r}"
+        ) from None
     if scheme.lower() == "file" and rest.partition("/")[0] not in ("", "localhost"):
         raise ConfigError(
             f"SGLJIT_REMOTE is {named!r}; a file URL cannot name a host, here {rest.partition('/')[0]!r}: "

@@ -202,7 +202,7 @@ def unpack(content: bytes, place: str, name: str, trusted: Sequence[TrustedKey])
             files[one], data = data[:size], data[size:]
         if files.keys() != {name, *(_children(files[name]) if name.startswith(_GROUP) else ())}:
             raise ValueError("it has other files than its list names")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, zlib.error) as error:
         raise RefusedObjectError(f"it is no object of Triton's, or is damaged: {error}") from error
     return files
 

@@ -139,6 +139,22 @@ def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkey
     assert server.objects == {LEASE: b"of a machine at work"}
 
 
+def test_a_program_that_ends_waits_for_its_turn_for_less_long(server, run):
+    """Here 0.3 s in place of 10: it would take the lease over after 30."""
+    server.objects[LEASE] = b"of a machine at work"
+    publish = (
+        "from sgljit_remote import lease, remote\n"
+        "from sgljit_remote.tests.served import artifact\n"
+        "lease._TURN_SECONDS_AT_EXIT = 0.3\n"
+        "remote.current().publish(artifact())\n"
+    )
+    assert run(publish, cache="own", SGLJIT_REMOTE_MODE="readwrite", SGLJIT_REMOTE_UNSIGNED="1") == ("", "")
+    assert f"GET {LEASE}" in server.requests
+    assert server.objects.pop(LEASE) == b"of a machine at work"
+    assert all("/archives/" not in name and "index" not in name for name in server.objects)
+    assert len(server.objects) == 2  # the artifact, by both of its names
+
+
 def test_a_lease_that_is_none_is_refused_by_its_name_and_nothing_is_written(server, remote, said):
     server.objects[LEASE] = bytes(1000)
     Session(remote(is_writable=True), archives=True)._archive([ONE])

@@ -6,9 +6,10 @@ import pytest
 
 from sgljit_core import hookimpl
 from sgljit_core.builds import record
+from sgljit_core.errors import ConfigError
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins import hooks
-from sgljit_remote import Stats, counts, objects, remote, stats, unbundle
+from sgljit_remote import Stats, config, counts, objects, remote, stats, unbundle
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RefusedObjectError, UntrustedRemoteError
 from sgljit_remote.index import Archive, dump
@@ -151,6 +152,18 @@ def test_settings_that_are_wrong_are_one_refusal(monkeypatch, said, heard, name,
     assert (event, place, size) == ("refusal", "SGLJIT_REMOTE", 0)
     assert said() == [f"the remote is not used: {reason}"]
     assert f"SGLJIT_{name} must be" in reason
+
+
+@pytest.mark.parametrize("host", ["[::1", "::1]", "h\u2100st"])
+def test_a_url_whose_host_is_none_is_an_error_without_its_password(host, monkeypatch, said):
+    url = f"https://user:secret@{host}/kernels?token=secret"
+    with pytest.raises(ConfigError, match="SGLJIT_REMOTE must be a URL with a valid host") as raised:
+        config.settings(url)
+    assert str(raised.value).endswith(f"; got {f'https://{host}/kernels'!r}")
+    assert raised.value.__suppress_context__
+    monkeypatch.setenv("SGLJIT_REMOTE", url)
+    assert remote.current() is None
+    assert said() == [f"the remote is not used: {raised.value}"]
 
 
 def test_a_remote_that_must_not_be_used_is_a_refusal(server, said):

@@ -462,6 +462,8 @@ def test_an_object_with_a_wrong_list_is_refused(files, reason):
 
 def test_more_than_it_says_is_not_unpacked():
     content = backend.pack("KEY", "k.so", {"k.so": bytes(1 << 24)}, None)
+    with pytest.raises(RefusedObjectError, match="no object of Triton's, or is damaged: cannot convert float infinity"):
+        backend.unpack(content.replace(b"16777216", b"Infinity"), "KEY", "k.so", ())
     with pytest.raises(RefusedObjectError, match="other sizes than it says"):
         backend.unpack(content.replace(b"16777216", b"16"), "KEY", "k.so", ())
     with pytest.raises(RefusedObjectError, match="names or sizes"):
