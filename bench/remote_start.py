@@ -8,15 +8,16 @@ a compiler.
     python bench/remote_start.py [--processes 1 8 50 200] [--output bench/results/remote_start.md]
 
 N processes share the cores of this machine with the server, where N machines would not. So a run is compared with one
-alone on the same share of the machine: the CPU seconds of one process and of the server for it, times N, divided by the
-cores, without what other programs used of them in the meantime (/proc/stat). The goal is that the slowest of 200 is
-ready within 1.5 times that, or 1.5 times the time of one alone where that is longer.
+alone on the same share of the machine: the CPU seconds of a process of this run and of the server for it, times N,
+divided by the cores, without what other programs used of them in the meantime (/proc/stat). One that takes longer has
+waited for something else, too. The goal is that the slowest of 200 is ready within 1.5 times that, or 1.5 times the time of one alone
+where that is longer, with two requests a process and no compile.
 
 The second table is about one artifact, a small module: a hit of the remote over one of the local cache, in fresh
 processes with byte code on disk as an installer leaves it. Such a process has PyTorch and the core imported, has had a
 hit of its local cache, and its garbage was collected. Some have looked up an op half a second before, as an engine has
 that then loads a model. One that uses load_jit alone looks up none, and lists the installed plugins at its first miss.
-The goal is 15 ms. Needs a host compiler and NVRTC, and no GPU.
+The goal is 15 ms, which a later one must meet; the first ones are stated. Needs a host compiler and NVRTC, and no GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ MODEL = {  # Qwen3 30B-A3B
 }
 ARCH = "9.0"
 LATER = 3  # artifacts after the first, in the second table
-GOAL, GOAL_OF_ONE = 1.5, 15.0
+GOAL, GOAL_OF_ONE, MOST_REQUESTS = 1.5, 15.0, 2.0
 SECONDS = "60"
 SOURCE = """
 #include <sgl_kernel/tensor.h>
@@ -331,7 +332,7 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for run in runs:
         seconds = run["seconds"]
-        share = max(alone["seconds"][-1], alone["cpu"] * run["processes"] / run["cores"])
+        share = max(alone["seconds"][-1], run["cpu"] * run["processes"] / run["cores"])
         rows.append(
             {
                 "processes": run["processes"],
@@ -347,6 +348,19 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def missed(table: Sequence[dict[str, Any]], ones: Sequence[dict[str, Any]]) -> list[str]:
+    """The goals that both tables miss."""
+    goals = {
+        f"the slowest is ready within {GOAL} times its share": float(table[-1]["max / share"]) <= GOAL,
+        f"a process makes {MOST_REQUESTS:.0f} requests": all(
+            float(row["requests a process"]) <= MOST_REQUESTS for row in table
+        ),
+        "nobody compiles": not any(row["compiles"] for row in table),
+        f"a later artifact takes {GOAL_OF_ONE:.0f} ms over a local hit": float(ones[0]["over it, ms"]) <= GOAL_OF_ONE,
+    }
+    return [goal for goal, is_met in goals.items() if not is_met]
 
 
 def main() -> int:
@@ -390,11 +404,12 @@ def main() -> int:
         f"{filled.variants} variants of Qwen3 30B-A3B for sm_90a in an archive of {size / 1e6:.2f} MB, signed; one "
         "Python web server; no process may compile. A process begins with PyTorch imported, and waits up to "
         f"{SECONDS} s for an answer (`SGLJIT_REMOTE_TIMEOUT`), as all share the cores of one machine; caches are below "
-        f"`{options.directory}`. One alone on this share: the CPU seconds of one process and of the server for it, "
-        "times the processes, divided by the cores that other programs left; or its time alone, where that is longer. "
-        f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for an artifact over a hit of the local "
-        "cache. The first of a process waits for what reads and verifies a remote, which a thread imports from the "
-        "first look-up of an op on. Medians, and the least of all rounds."
+        f"`{options.directory}`. One alone on this share: the CPU seconds of a process of the same run and of the "
+        "server for it, times the processes, divided by the cores that other programs left; or the time of one alone, "
+        f"where that is longer. Goals: {GOAL} times that for the slowest, {MOST_REQUESTS:.0f} requests a process, no "
+        f"compile, and {GOAL_OF_ONE:.0f} ms for a later artifact over a hit of the local cache. The first of a process "
+        "waits for what reads and verifies a remote, which a thread imports from the first look-up of an op on. "
+        "Medians, and the least of all rounds."
     )
     page = results.write_results(
         options.output,
@@ -405,7 +420,10 @@ def main() -> int:
         device="cpu",
     )
     print(page, end="")
-    return 0 if float(table[-1]["max / share"]) <= GOAL and not any(run["compiles"] for run in runs) else 1
+    goals = missed(table, ones)
+    for goal in goals:
+        print(f"missed: {goal}", file=sys.stderr)
+    return 1 if goals else 0
 
 
 if __name__ == "__main__":
