@@ -10,8 +10,8 @@ a compiler.
 N processes share the cores of this machine with the server, where N machines would not. So a run is compared with one
 alone on the same share of the machine: the CPU seconds of a process of this run and of the server for it, times N,
 divided by the cores, without what other programs used of them in the meantime (/proc/stat). One that takes longer has
-waited for something else, too. The goal is that the slowest of 200 is ready within 1.5 times that, or 1.5 times the time of one alone
-where that is longer, with two requests a process and no compile.
+waited for something else, too. The goal is that the slowest of 200 is ready within 1.5 times that, or 1.5 times the
+time of one alone where that is longer, with two requests a process and no compile.
 
 The second table is about one artifact, a small module: a hit of the remote over one of the local cache, in fresh
 processes with byte code on disk as an installer leaves it. Such a process has PyTorch and the core imported, has had a
