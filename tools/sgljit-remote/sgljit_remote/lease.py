@@ -35,7 +35,7 @@ T = TypeVar("T")
 SECONDS = 30.0  # several times as long as a holder takes to write it anew
 MOST_SECONDS = 300.0  # of all waits, also where leases change again and again
 _TURN_SECONDS = 60.0  # of a wait for those that write before this process
-_TURN_SECONDS_AT_EXIT = 10.0  # the same, in a program that has ended
+_TURN_SECONDS_AT_EXIT = 10.0  # the same in a program that has ended, where they write: one that died has its SECONDS
 RELEASED = b"released"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LARGEST = 64
@@ -129,7 +129,8 @@ def _taken(remote: Remote, lease: str) -> bool:
     seen, pause = _last_text(remote, lease), _FIRST_PAUSE
     while seen != token:  # else it was written, and the answer was lost
         now = time.monotonic()
-        if now - start > (_TURN_SECONDS if threading.main_thread().is_alive() else _TURN_SECONDS_AT_EXIT):
+        has_ended = since > start and not threading.main_thread().is_alive()
+        if now - start > (_TURN_SECONDS_AT_EXIT if has_ended else _TURN_SECONDS):
             return False
         is_free = seen is None or seen.startswith(RELEASED) or now - since > SECONDS
         if is_free and _taken_over(remote, lease, seen, token):

@@ -139,20 +139,40 @@ def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkey
     assert server.objects == {LEASE: b"of a machine at work"}
 
 
-def test_a_program_that_ends_waits_for_its_turn_for_less_long(server, run):
-    """Here 0.3 s in place of 10: it would take the lease over after 30."""
-    server.objects[LEASE] = b"of a machine at work"
-    publish = (
-        "from sgljit_remote import lease, remote\n"
-        "from sgljit_remote.tests.served import artifact\n"
-        "lease._TURN_SECONDS_AT_EXIT = 0.3\n"
-        "remote.current().publish(artifact())\n"
-    )
-    assert run(publish, cache="own", SGLJIT_REMOTE_MODE="readwrite", SGLJIT_REMOTE_UNSIGNED="1") == ("", "")
-    assert f"GET {LEASE}" in server.requests
-    assert server.objects.pop(LEASE) == b"of a machine at work"
-    assert all("/archives/" not in name and "index" not in name for name in server.objects)
+ENDING = """
+import sys
+from sgljit_remote import lease, remote
+from sgljit_remote.tests.served import artifact
+lease.SECONDS, lease._TURN_SECONDS_AT_EXIT = map(float, sys.argv[1:])
+remote.current().publish(artifact())
+"""
+WRITES = {"SGLJIT_REMOTE_MODE": "readwrite", "SGLJIT_REMOTE_UNSIGNED": "1"}
+
+
+def test_a_program_that_ends_waits_for_less_long_for_others_that_write(server, run):
+    texts = []
+
+    def renew(handler):
+        if handler.path == LEASE and handler.command == "GET":
+            texts.append(b"of the writer %d" % len(texts))
+            server.objects[LEASE] = texts[-1]
+        return False
+
+    server.objects[LEASE] = b"of a writer"
+    server.fault = renew
+    assert run(ENDING, "30", "0.5", cache="own", **WRITES) == ("", "")
+    assert 2 <= len(texts) < 12  # a look takes up to a second, and the usual wait a minute
+    assert server.objects.pop(LEASE) == texts[-1]
     assert len(server.objects) == 2  # the artifact, by both of its names
+    assert f"/{ARCHIVE}" not in server.objects
+
+
+def test_a_program_that_ends_takes_the_turn_of_a_writer_that_died(server, remote, run):
+    """Or where all programs are short nobody would write any more."""
+    server.objects[LEASE] = b"of a writer that died"
+    assert run(ENDING, "1", "0.1", cache="own", **WRITES) == ("", "")
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert server.objects[LEASE].startswith(lease.RELEASED)
 
 
 def test_a_lease_that_is_none_is_refused_by_its_name_and_nothing_is_written(server, remote, said):
