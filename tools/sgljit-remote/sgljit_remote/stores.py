@@ -24,6 +24,13 @@ from .store import Sink, Store
 
 _OWN = ("", "file")
 _PIECE = 1 << 20
+# What has the packages of buckets download an object by one request. By default s3fs reads one of more than 50 MiB in
+# parts, ten at once, and reports nothing before all ten are there: the archive would pass for stalled. gcsfs asks for
+# the size first, and not where it is given headers. adlfs makes one request for up to 32 MiB.
+_AS_ONE: dict[str, dict[str, object]] = {
+    **dict.fromkeys(("s3", "s3a"), {"max_concurrency": 1}),
+    **dict.fromkeys(("gs", "gcs"), {"headers": {}}),
+}
 
 
 def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
@@ -206,7 +213,8 @@ class FsspecStore(Store):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.is_network = urlsplit(url).scheme != "memory"
+        scheme = urlsplit(url).scheme
+        self.is_network, self._as_one = scheme != "memory", _AS_ONE.get(scheme, {})
         self.shown = shown(url)
 
     def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
@@ -223,7 +231,7 @@ class FsspecStore(Store):
 
             file = Path(directory, "object")
             try:
-                files.get_file(path, str(file), callback=Callback(hooks={"": hear}))
+                files.get_file(path, str(file), callback=Callback(hooks={"": hear}), **self._as_one)
             except FileNotFoundError:
                 return False
             if file.stat().st_size > most:  # of which nothing was reported
