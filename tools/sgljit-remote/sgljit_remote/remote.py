@@ -27,7 +27,7 @@ from . import config, handed, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
 from .counts import count, refuse, refused
-from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
+from .errors import KeyFileError, LossError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
 from .store import Sink
@@ -215,23 +215,31 @@ class Remote:
             is_new = self.put(name, whole, replace=replace or beside)
         return is_new
 
-    def joined(self, content: bytes, name: str, keep: Callable[[str], bool], most: int) -> tuple[bytes, list[str]]:
+    def joined(
+        self, content: bytes, name: str, keep: Callable[[str], bool], most: int, *, may_lose: bool = True
+    ) -> tuple[bytes, list[str]]:
         """An object's new content with what it holds so far, as that was signed and if it is valid; the places of that.
 
         Args:
             keep: whether an artifact stays, by its place.
             most: so many of them.
+            may_lose: leave out what is refused, or has no room.
 
-        Raises RemoteUnavailableError.
+        Raises RemoteUnavailableError, and LossError.
         """
         try:
             old = self.get(name, LARGEST_ARCHIVE, _TIMES_FOR_AN_ARCHIVE)
         except RefusedObjectError as error:
             self.refuse(name, str(error))
+            if not may_lose:
+                raise LossError(name) from error
             return content, []
-        found = self.unpack(name, old).artifacts if old else ()
-        kept = [artifact.place for artifact in found if keep(artifact.place)][:most]
+        found = self.unpack(name, old) if old is not None else Unpacked((), {})
+        stay = [artifact.place for artifact in found.artifacts if keep(artifact.place)]
+        kept = stay[:most]
         whole = objects.joined(content, old, kept) if old and kept else content
+        if not may_lose and (found.refused or len(stay) > most or len(whole) > LARGEST_ARCHIVE):
+            raise LossError(name)
         if len(whole) <= LARGEST_ARCHIVE:
             return whole, kept
         log.once(

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from sgljit_remote import archives, index, lease, signing
+from sgljit_remote.errors import RefusedObjectError
 from sgljit_remote.remote import LARGEST_ARCHIVE, Session
 
 from . import served
@@ -111,6 +112,65 @@ def test_an_archive_that_would_get_too_large_stays_as_it_is(server, remote, said
     archives.add(remote(), [OTHER], None, most)
     assert server.objects[f"/{ARCHIVE}"] != before
     assert said() == []
+
+
+def test_an_archive_whose_artifacts_do_not_shrink_as_expected_stays_as_it_is(server, remote, said, monkeypatch):
+    """What nobody writes, nobody warns of."""
+    add(remote(), [ONE], None)
+    before = server.objects[f"/{ARCHIVE}"]
+    monkeypatch.setattr("sgljit_remote.remote.LARGEST_ARCHIVE", len(before) + 1)
+    add(remote(), [OTHER], None)
+    assert server.objects[f"/{ARCHIVE}"] == before
+    assert said() == []
+
+
+@pytest.mark.parametrize("content", [b"damaged", b'{"format": 2, "archives": []}'])
+def test_with_a_damaged_index_no_archive_and_no_entry_is_written(server, session, remote, said, content):
+    add(remote(), [ONE, artifact(1, family="other")], None)
+    server.objects[f"/{index.NAME}"] = content
+    before = {name: text for name, text in server.objects.items() if ".lease" not in name}
+    session(is_writable=True)._archive([OTHER])
+    assert {name: text for name, text in server.objects.items() if ".lease" not in name} == before
+    assert server.objects[LEASE].startswith(lease.RELEASED)
+    (warning,) = said()
+    assert f"{index.NAME} is refused and not used: it is no index of archives" in warning
+
+
+def test_an_index_that_is_damaged_while_an_archive_is_written_stays(server, remote, monkeypatch):
+    def damage(handler):
+        if handler.command == "PUT" and handler.path == f"/{ARCHIVE}":
+            server.objects[f"/{index.NAME}"] = b"damaged"
+        return False
+
+    add(remote(), [artifact(1, family="other")], None)
+    server.fault = damage
+    with pytest.raises(RefusedObjectError, match="it is no index of archives"):
+        add(remote(), [ONE], None)
+    assert server.objects[f"/{index.NAME}"] == b"damaged"
+
+
+@pytest.mark.parametrize("lost", ["entry", "index"])
+def test_an_archive_that_the_index_does_not_list_keeps_what_it_has(server, remote, lost):
+    """Two pushes at the same moment may lose an entry."""
+    add(remote(), [ONE], None)
+    server.objects[f"/{index.NAME}"] = index.dump([])
+    if lost == "index":
+        del server.objects[f"/{index.NAME}"]
+    add(remote(), [artifact(1, family="other")], None)
+    add(remote(), [OTHER], None)
+    expected = {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place])}
+    assert places(remote()) == {**expected, "cpu-x86_64.other": [artifact(1, family="other").place]}
+
+
+def test_an_archive_that_is_not_listed_and_not_trusted_stays_as_it_is(server, remote, signed, tmp_path):
+    signing.new_key(tmp_path / "stranger")
+    add(remote(), [ONE], signing.private_key(tmp_path / "stranger"))
+    before = server.objects[f"/{ARCHIVE}"]
+    server.objects[f"/{index.NAME}"] = index.dump([])
+    own = remote(**signed)
+    add(own, [OTHER], own.signer())
+    assert server.objects[f"/{ARCHIVE}"] == before
+    assert remote().archives() == {}
 
 
 def test_the_turn_of_a_machine_that_died_is_over_after_a_while(server, remote, monkeypatch):

@@ -145,6 +145,14 @@ def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     assert archived(server) == payloads(*NORMS, artifact(7))
 
 
+@pytest.mark.parametrize("content", [b"damaged", index.dump([])])
+def test_a_push_keeps_what_an_archive_has_that_the_index_does_not_list(run, filled, other, server, content):
+    run("push", "norm")
+    server.objects[f"/{index.NAME}"] = content
+    assert run("push", "norm", "--directory", other)[0] == 0
+    assert archived(server) == payloads(*NORMS, artifact(7))
+
+
 def test_a_damaged_archive_is_written_anew(run, filled, other, server, said):
     run("push", "norm")
     server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"] = b"damaged"
