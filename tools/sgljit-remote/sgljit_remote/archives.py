@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PAUSE = 0.3  # seconds: longer than another push takes from reading the index to writing it
 CALM = 10.0  # seconds without an artifact, after which a warm-up is over, or waits for something slow
 _ATTEMPTS = 10
+_SECONDS = 60.0  # for an archive of many artifacts to be written, as a push has; the limit of one would be too short
 _MOST_KEPT = 10_000  # artifacts of others in an archive
 
 
@@ -88,6 +89,7 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
 
     Raises:
         RemoteUnavailableError: the remote does not answer.
+        KeyFileError: a trusted key cannot be read any more.
         RefusedObjectError: the lease is none, or the index. A push writes that anew.
     """
     if not lease.taken(remote, index.NAME):
@@ -102,7 +104,7 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
                 continue
             with contextlib.suppress(LossError):
                 entry, content = packed(remote, archive, members, key, may_lose=False)
-                remote.put(entry.object_name, content, replace=True)
+                remote.patient(_SECONDS).put(entry.object_name, content, replace=True)
                 written[entry.name] = entry
         enter(remote, written, remote.archives)
     finally:

@@ -71,6 +71,10 @@ class Remote:
                 f"keys whose code you trust in SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
             )
 
+    def patient(self, seconds: float) -> Remote:
+        """The same remote, with at least so many seconds for an artifact. Raises KeyFileError: a key is gone."""
+        return Remote(self.settings._replace(timeout=max(self.settings.timeout, seconds)))
+
     def get(self, name: str, most: int = lookup.LARGEST, times: float = 1) -> bytes | None:
         """An object, in ``times`` the time-out; None where there is none.
 
@@ -377,9 +381,13 @@ class Session:
         if self._is_down or (signer := self._signer()) is None:
             return
         try:
-            self._guarded(lambda: archives.add(self._remote, published, *signer, LARGEST_ARCHIVE))
+            archives.add(self._remote, published, *signer, LARGEST_ARCHIVE)
         except RefusedObjectError as error:
             self._remote.refuse(index.NAME, str(error))
+        except (RemoteUnavailableError, KeyFileError) as error:  # single objects may still be read and written
+            shown = self._remote.store.shown
+            text = f"{error}. Until a push machines ask one by one for what this process published"
+            log.once("remote_unarchived", shown, text, url=shown, reason=str(error))
 
     @property
     def trusted(self) -> tuple[TrustedKey, ...]:

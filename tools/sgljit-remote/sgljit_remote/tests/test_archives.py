@@ -10,7 +10,7 @@ import pytest
 
 from sgljit_remote import archives, index, lease, signing
 from sgljit_remote.errors import RefusedObjectError
-from sgljit_remote.remote import LARGEST_ARCHIVE, Session
+from sgljit_remote.remote import LARGEST_ARCHIVE
 
 from . import served
 from .served import artifact
@@ -199,17 +199,57 @@ def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkey
     assert server.objects == {LEASE: b"of a machine at work"}
 
 
-def test_a_store_that_fails_is_one_warning(server, remote, said):
-    one = Session(remote(timeout=1, is_writable=True), archives=True)
+def slow(seconds, *paths):
+    """A fault: each PUT of some paths takes so long."""
+
+    def wait(handler):
+        if handler.command == "PUT" and handler.path in paths:
+            handler.server.over.wait(seconds)
+        return False
+
+    return wait
+
+
+def test_an_archive_may_take_longer_to_be_written_than_one_artifact(server, session, remote, said):
+    server.fault = slow(2.5, f"/{ARCHIVE}")
+    session(timeout=1, is_writable=True)._archive([ONE])
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert said() == []
+
+
+@pytest.mark.parametrize("fault", ["late", "refused"])
+def test_an_archive_that_cannot_be_written_is_one_warning_and_the_remote_is_asked_on(
+    server, session, cache, said, monkeypatch, fault
+):
+    monkeypatch.setattr(archives, "_SECONDS", 1.5)
+    answer = {"late": slow(20, f"/{ARCHIVE}"), "refused": served.status(403)}[fault]
+    server.fault = lambda handler: f"{handler.command} {handler.path}" == f"PUT /{ARCHIVE}" and answer(handler)
+    one = session(timeout=1, is_writable=True)
+    one._archive([ONE])
+    one._archive([OTHER])
+    (warning,) = said()
+    reason = {"late": "cannot be used now: no answer, for 1.5 s", "refused": "403"}[fault]
+    assert reason in warning
+    assert warning.endswith("Until a push machines ask one by one for what this process published")
+    one.publish(THIRD)
+    location = THIRD.manifest.location.path
+    assert one.fetch(location, THIRD.manifest.toolchain_key, cache) == cache
+    assert len(said()) == 1
+
+
+def test_a_store_that_is_down_is_one_warning_of_each_kind(server, session, said):
+    one = session(timeout=1, is_writable=True)
     server.fault = served.status(403)
+    one._archive([ONE])
     one._archive([ONE])
     (warning,) = said()
     assert "403" in warning
+    one.publish(OTHER)
+    assert "asks it no more" in said()[1]
     server.requests.clear()
     one._archive([ONE])
-    one.publish(OTHER)
     assert server.requests == []
-    assert len(said()) == 1
+    assert len(said()) == 2
 
 
 def test_what_is_published_is_handed_on_once_nothing_comes_any_more(monkeypatch):
