@@ -66,7 +66,10 @@ def packed(
         is_joined: with what it has so far, whatever the index says of that.
         may_lose: leave out what cannot be kept.
 
-    Raises RemoteUnavailableError, and LossError.
+    Raises:
+        RemoteUnavailableError: the remote does not answer.
+        LossError: something cannot be kept.
+        RefusedObjectError: the artifacts are too many, or too large, for one archive.
     """
     members = list(members)
     content, places = objects.pack(members, key), [member.place for member in members]
@@ -76,6 +79,8 @@ def packed(
             content, archive.object_name, lambda place: place not in own, _MOST_KEPT, may_lose=may_lose
         )
         places += others
+    if much := objects.too_much(content):
+        raise RefusedObjectError(f"the archive {archive.name} is not written, as each machine would refuse it: {much}")
     return archive._replace(size=len(content), artifacts=tuple(places)), content
 
 

@@ -242,18 +242,19 @@ class Remote:
         stay = [artifact.place for artifact in found.artifacts if keep(artifact.place)]
         kept = stay[:most]
         whole = objects.joined(content, old, kept) if old and kept else content
-        if not may_lose and (found.refused or len(stay) > most or len(whole) > LARGEST_ARCHIVE):
+        much = f"it has more than {LARGEST_ARCHIVE} bytes" if len(whole) > LARGEST_ARCHIVE else objects.too_much(whole)
+        if not may_lose and (found.refused or len(stay) > most or much):
             raise LossError(name)
-        if len(whole) <= LARGEST_ARCHIVE:
-            return whole, kept
-        log.once(
-            "remote_dropped",
-            name,
-            f"{name} at {self.store.shown} would have more than {LARGEST_ARCHIVE} bytes: {len(kept)} artifacts that it "
-            "had are left out, which machines then ask for one by one. Push to an archive with a name, or --replace "
-            "what is old",
-        )
-        return content, []
+        if kept and much:
+            log.once(
+                "remote_dropped",
+                name,
+                f"{name} at {self.store.shown} would get too large, as {much}: {len(kept)} artifacts that it had are "
+                "left out, which machines then ask for one by one. Push to an archive with a name, or --replace what "
+                "is old",
+            )
+            return content, []
+        return whole, kept
 
 
 class Session:

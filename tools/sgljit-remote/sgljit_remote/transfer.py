@@ -92,6 +92,7 @@ def push(
         UntrustedRemoteError: keys are trusted, and there is none to sign with.
         KeyFileError: the key cannot be used, or has expired.
         RemoteUnavailableError: the remote does not take them.
+        RefusedObjectError: they are too many, or too large, for one archive.
     """
     key = remote.signer()
     artifacts = list(local(root, choice))

@@ -114,11 +114,13 @@ def test_an_archive_that_would_get_too_large_stays_as_it_is(server, remote, said
     assert said() == []
 
 
-def test_an_archive_whose_artifacts_do_not_shrink_as_expected_stays_as_it_is(server, remote, said, monkeypatch):
+@pytest.mark.parametrize("limit", ["remote.LARGEST_ARCHIVE", "objects._MEMBERS"])
+def test_an_archive_that_gets_larger_than_expected_stays_as_it_is(server, remote, said, monkeypatch, limit):
     """What nobody writes, nobody warns of."""
     add(remote(), [ONE], None)
     before = server.objects[f"/{ARCHIVE}"]
-    monkeypatch.setattr("sgljit_remote.remote.LARGEST_ARCHIVE", len(before) + 1)
+    most = {"remote.LARGEST_ARCHIVE": len(before) + 1, "objects._MEMBERS": 3}[limit]
+    monkeypatch.setattr(f"sgljit_remote.{limit}", most)
     add(remote(), [OTHER], None)
     assert server.objects[f"/{ARCHIVE}"] == before
     assert said() == []
