@@ -10,6 +10,7 @@ Writers take turns by a lease. One that does not get it in time, or cannot keep 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -20,7 +21,7 @@ from sgljit_core.cache.manifest import Manifest
 from sgljit_core.machine.forks import ForkLock
 
 from . import index, lease, objects
-from .errors import RefusedObjectError, RemoteUnavailableError
+from .errors import LossError, RefusedObjectError, RemoteUnavailableError
 from .index import Archive
 from .objects import Artifact
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 PAUSE = 0.3  # seconds: longer than another push takes from reading the index to writing it
 CALM = 10.0  # seconds without an artifact, after which a warm-up is over, or waits for something slow
 _ATTEMPTS = 10
+_SECONDS = 60.0  # for an archive of many artifacts to be written, as a push has; the limit of one would be too short
 _MOST_KEPT = 10_000  # artifacts of others in an archive
 
 
@@ -50,18 +52,35 @@ def grouped(artifacts: Iterable[Artifact]) -> dict[Archive, list[Artifact]]:
 
 
 def packed(
-    remote: Remote, archive: Archive, members: Iterable[Artifact], key: Ed25519PrivateKey | None, old: Archive | None
+    remote: Remote,
+    archive: Archive,
+    members: Iterable[Artifact],
+    key: Ed25519PrivateKey | None,
+    *,
+    is_joined: bool = True,
+    may_lose: bool = True,
 ) -> tuple[Archive, bytes]:
-    """An archive of some artifacts, and of what an ``old`` one has: its entry and its content.
+    """An archive of some artifacts: its entry and its content.
 
-    Raises RemoteUnavailableError.
+    Args:
+        is_joined: with what it has so far, whatever the index says of that.
+        may_lose: leave out what cannot be kept.
+
+    Raises:
+        RemoteUnavailableError: the remote does not answer.
+        LossError: something cannot be kept.
+        RefusedObjectError: the artifacts are too many, or too large, for one archive.
     """
     members = list(members)
     content, places = objects.pack(members, key), [member.place for member in members]
-    if old is not None:
-        is_other = frozenset(old.artifacts).difference(places).__contains__
-        content, others = remote.joined(content, old.object_name, is_other, _MOST_KEPT)
+    if is_joined:
+        own = frozenset(places)
+        content, others = remote.joined(
+            content, archive.object_name, lambda place: place not in own, _MOST_KEPT, may_lose=may_lose
+        )
         places += others
+    if much := objects.too_much(content):
+        raise RefusedObjectError(f"the archive {archive.name} is not written, as each machine would refuse it: {much}")
     return archive._replace(size=len(content), artifacts=tuple(places)), content
 
 
@@ -75,39 +94,42 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
 
     Raises:
         RemoteUnavailableError: the remote does not answer.
-        RefusedObjectError: the lease is none.
+        KeyFileError: a trusted key cannot be read any more.
+        RefusedObjectError: the index is none. A push writes it anew.
     """
     if not lease.taken(remote, index.NAME):
         return
     held = lease.Held(remote, index.NAME, is_renewed=True)
     try:
-        known, written = listed(remote), {}
+        known, written = remote.archives(), {}
         for archive, members in grouped(published).items():
-            old = known.get(archive.name)
-            there, size = (old.artifacts, old.size) if old else ((), 0)
-            is_there = all(member.place in there for member in members)
-            if is_there or size + sum(len(member.payload) for member in members) > most:
+            old = known.get(archive.name, archive)
+            is_there = all(member.place in old.artifacts for member in members)
+            if is_there or old.size + sum(len(member.payload) for member in members) > most:
                 continue
-            entry, content = packed(remote, archive, members, key, old)
-            if set(there) <= set(entry.artifacts):
-                remote.put(entry.object_name, content, replace=True)
+            with contextlib.suppress(LossError):
+                entry, content = packed(remote, archive, members, key, may_lose=False)
+                remote.patient(_SECONDS).put(entry.object_name, content, replace=True)
                 written[entry.name] = entry
-        enter(remote, written)
+        enter(remote, written, remote.archives)
     finally:
         held.release()
 
 
-def enter(remote: Remote, written: Mapping[str, Archive]) -> None:
+def enter(remote: Remote, written: Mapping[str, Archive], known: Callable[[], Mapping[str, Archive]]) -> None:
     """Add archives to the index. Another push may write it at the same time, without them: look, and add them again.
 
-    Raises RemoteUnavailableError.
+    Args:
+        known: the archives that the index has now.
+
+    Raises RemoteUnavailableError, and what ``known`` does.
     """
     for _ in range(_ATTEMPTS):
-        if written.items() <= (known := listed(remote)).items():
+        if written.items() <= (there := known()).items():
             return
-        remote.put(index.NAME, index.dump({**known, **written}.values()), replace=True)
+        remote.put(index.NAME, index.dump({**there, **written}.values()), replace=True)
         time.sleep(PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-    if not written.items() <= listed(remote).items():
+    if not written.items() <= known().items():
         shown, names = remote.store.shown, ", ".join(written)
         raise RemoteUnavailableError(f"{shown} does not keep {names} in its index, as others write it; push again")
 

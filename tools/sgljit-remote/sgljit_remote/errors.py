@@ -23,6 +23,10 @@ class RefusedObjectError(SgljitError, ValueError):
     """An object of a remote is damaged, not signed by a trusted key, or not what was asked for."""
 
 
+class LossError(Exception):
+    """An object would lose something that it has. Nobody outside of this package meets it."""
+
+
 class BundleMismatchError(SgljitError, ValueError):
     """A bundle is for another machine, or for other versions. ``differences`` has a text for each value."""
 

@@ -114,6 +114,16 @@ def unpack(content: bytes, trusted: Sequence[TrustedKey]) -> Unpacked:
     return Unpacked(tuple(found), refused)
 
 
+def too_much(content: bytes) -> str:
+    """Why each machine would refuse an object that was packed here, of too many or too large files; "" if none does."""
+    with zipfile.ZipFile(io.BytesIO(content), **_IN_ASCII) as archive:
+        try:
+            _by_place(archive, len(content))
+        except RefusedObjectError as error:
+            return str(error)
+    return ""
+
+
 # The ways in which the library says that an archive is broken; a RefusedObjectError is a ValueError.
 BROKEN = (zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error, zlib.error)
 

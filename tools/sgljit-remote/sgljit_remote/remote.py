@@ -27,7 +27,7 @@ from . import config, handed, index, objects, stores
 from .asking import TryAgainError, ask
 from .config import Settings
 from .counts import count, refuse, refused
-from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
+from .errors import KeyFileError, LossError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
 from .store import Sink
@@ -70,6 +70,10 @@ class Remote:
                 f"the remote {self.store.shown} is not used: whoever can write there could run code as you. Name the "
                 f"keys whose code you trust in SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
             )
+
+    def patient(self, seconds: float) -> Remote:
+        """The same remote, with at least so many seconds for an artifact. Raises KeyFileError: a key is gone."""
+        return Remote(self.settings._replace(timeout=max(self.settings.timeout, seconds)))
 
     def get(self, name: str, most: int = lookup.LARGEST, times: float = 1) -> bytes | None:
         """An object, in ``times`` the time-out; None where there is none.
@@ -215,33 +219,42 @@ class Remote:
             is_new = self.put(name, whole, replace=replace or beside)
         return is_new
 
-    def joined(self, content: bytes, name: str, keep: Callable[[str], bool], most: int) -> tuple[bytes, list[str]]:
+    def joined(
+        self, content: bytes, name: str, keep: Callable[[str], bool], most: int, *, may_lose: bool = True
+    ) -> tuple[bytes, list[str]]:
         """An object's new content with what it holds so far, as that was signed and if it is valid; the places of that.
 
         Args:
             keep: whether an artifact stays, by its place.
             most: so many of them.
+            may_lose: leave out what is refused, or has no room.
 
-        Raises RemoteUnavailableError.
+        Raises RemoteUnavailableError, and LossError.
         """
         try:
             old = self.get(name, LARGEST_ARCHIVE, _TIMES_FOR_AN_ARCHIVE)
         except RefusedObjectError as error:
             self.refuse(name, str(error))
+            if not may_lose:
+                raise LossError(name) from error
             return content, []
-        found = self.unpack(name, old).artifacts if old else ()
-        kept = [artifact.place for artifact in found if keep(artifact.place)][:most]
+        found = self.unpack(name, old) if old is not None else Unpacked((), {})
+        stay = [artifact.place for artifact in found.artifacts if keep(artifact.place)]
+        kept = stay[:most]
         whole = objects.joined(content, old, kept) if old and kept else content
-        if len(whole) <= LARGEST_ARCHIVE:
-            return whole, kept
-        log.once(
-            "remote_dropped",
-            name,
-            f"{name} at {self.store.shown} would have more than {LARGEST_ARCHIVE} bytes: {len(kept)} artifacts that it "
-            "had are left out, which machines then ask for one by one. Push to an archive with a name, or --replace "
-            "what is old",
-        )
-        return content, []
+        much = f"it has more than {LARGEST_ARCHIVE} bytes" if len(whole) > LARGEST_ARCHIVE else objects.too_much(whole)
+        if not may_lose and (found.refused or len(stay) > most or much):
+            raise LossError(name)
+        if kept and much:
+            log.once(
+                "remote_dropped",
+                name,
+                f"{name} at {self.store.shown} would get too large, as {much}: {len(kept)} artifacts that it had are "
+                "left out, which machines then ask for one by one. Push to an archive with a name, or --replace what "
+                "is old",
+            )
+            return content, []
+        return whole, kept
 
 
 class Session:
@@ -369,9 +382,13 @@ class Session:
         if self._is_down or (signer := self._signer()) is None:
             return
         try:
-            self._guarded(lambda: archives.add(self._remote, published, *signer, LARGEST_ARCHIVE))
+            archives.add(self._remote, published, *signer, LARGEST_ARCHIVE)
         except RefusedObjectError as error:
             self._remote.refuse(index.NAME, str(error))
+        except (RemoteUnavailableError, KeyFileError) as error:  # single objects may still be read and written
+            shown = self._remote.store.shown
+            text = f"{error}. Until a push machines ask one by one for what this process published"
+            log.once("remote_unarchived", shown, text, url=shown, reason=str(error))
 
     @property
     def trusted(self) -> tuple[TrustedKey, ...]:

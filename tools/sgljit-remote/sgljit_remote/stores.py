@@ -11,11 +11,13 @@ import errno
 import math
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from sgljit_core.errors import UntrustedCacheError
+from sgljit_core.machine import private
 
 from . import owned, web
 from .asking import TryAgainError
@@ -24,6 +26,16 @@ from .store import Sink, Store
 
 _OWN = ("", "file")
 _PIECE = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of the local disk
+# By these the packages of buckets download an object by one request. By default s3fs reads one of more than 50 MiB in
+# parts, ten at once, and reports nothing before all ten are there: the archive would pass for stalled. gcsfs asks for
+# the size first, and not where it is given headers. adlfs makes one request for up to 32 MiB.
+_AS_ONE: dict[str, dict[str, object]] = {
+    "s3": {"max_concurrency": 1},
+    "s3a": {"max_concurrency": 1},
+    "gs": {"headers": {}},
+    "gcs": {"headers": {}},
+}
 
 
 def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
@@ -206,7 +218,8 @@ class FsspecStore(Store):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.is_network = urlsplit(url).scheme != "memory"
+        scheme = urlsplit(url).scheme
+        self.is_network, self._as_one = scheme != "memory", _AS_ONE.get(scheme, {})
         self.shown = shown(url)
 
     def stream(self, name: str, most: int, deadline: float, sink: Sink) -> bool:
@@ -215,17 +228,19 @@ class FsspecStore(Store):
                 raise web.too_large(name, most)
             sink.heard = value
 
-        import tempfile  # as fsspec does
-
-        with self._failing_plainly(), tempfile.TemporaryDirectory(prefix="sgljit-") as directory:
+        with _temporary(name) as directory, self._failing_plainly():
             files, path = self._place(name)
             from fsspec.callbacks import Callback
 
             file = Path(directory, "object")
             try:
-                files.get_file(path, str(file), callback=Callback(hooks={"": hear}))
+                files.get_file(path, str(file), callback=Callback(hooks={"": hear}), **self._as_one)
             except FileNotFoundError:
                 return False
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise _no_room(name, error) from error
+                raise
             if file.stat().st_size > most:  # of which nothing was reported
                 raise web.too_large(name, most)
             content = file.read_bytes()
@@ -270,3 +285,16 @@ class FsspecStore(Store):
             raise RemoteUnavailableError(str(error)) from error
         except Exception as error:  # a package's, and may be anything
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+def _temporary(name: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory for the file of an object, which only this user can write."""
+    try:
+        return tempfile.TemporaryDirectory(dir=private.process_directory(), ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _no_room(name, error) from error
+
+
+def _no_room(name: str, error: OSError) -> RefusedObjectError:
+    """A local disk that takes no file, which is no failure of the remote."""
+    return RefusedObjectError(f"{name} cannot be written to a temporary file of this machine: {error}")

@@ -92,6 +92,7 @@ def push(
         UntrustedRemoteError: keys are trusted, and there is none to sign with.
         KeyFileError: the key cannot be used, or has expired.
         RemoteUnavailableError: the remote does not take them.
+        RefusedObjectError: they are too many, or too large, for one archive.
     """
     key = remote.signer()
     artifacts = list(local(root, choice))
@@ -102,16 +103,16 @@ def push(
         progress(f"{number}/{len(artifacts)} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
     groups = {Archive(name, "", "", 0, ()): artifacts} if name and artifacts else archives.grouped(artifacts)
     written = {}
-    known = archives.listed(remote) if groups and not (name or replace or dry_run) else {}
+    is_joined = not (name or replace or dry_run)
     for archive, members in groups.items():
-        entry, content = archives.packed(remote, archive, members, key, known.get(archive.name))
+        entry, content = archives.packed(remote, archive, members, key, is_joined=is_joined)
         if not dry_run:
             remote.put(entry.object_name, content, replace=True)
         written[entry.name] = entry
         did = "would write" if dry_run else "wrote"
         progress(f"{did} the archive {entry.name}: {len(entry.artifacts)} artifacts, {entry.size} bytes")
     if written and not dry_run:
-        archives.enter(remote, written)
+        archives.enter(remote, written, lambda: archives.listed(remote))
     return len(artifacts)
 
 

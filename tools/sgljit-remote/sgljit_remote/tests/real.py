@@ -216,13 +216,16 @@ class Proxy:
         left: so many bytes of answers come before.
         times: so many answers have it.
         met: how many answers had it.
+        pause: the seconds before each piece of an answer, one at a time: a line that all connections share.
         connections: how many there were.
+        requests: the first line of each.
     """
 
     def __init__(self, listening: socket.socket, to: int) -> None:
         self.port, self._to, self._listening = listening.getsockname()[1], to, listening
         self.fault, self.left, self.times = "", 0, 1 << 30
         self.met = self.connections = 0
+        self.pause, self._line, self.requests = 0.0, threading.Lock(), list[str]()
         self.over = threading.Event()
 
     def serve(self) -> None:
@@ -241,6 +244,11 @@ class Proxy:
                         continue
                     if not (piece := one.recv(1 << 16)):
                         return
+                    if one is client and re.match(rb"[A-Z]+ \S+ HTTP/", piece):
+                        self.requests.append(piece.partition(b"\r")[0].decode())
+                    if one is server and self.pause:
+                        with self._line:
+                            time.sleep(self.pause)
                     if one is server and self._fails(piece):
                         client.sendall(piece[: self.left])
                         self._fail(client, server, piece[self.left :])

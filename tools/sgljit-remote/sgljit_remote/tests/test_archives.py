@@ -9,7 +9,8 @@ import time
 import pytest
 
 from sgljit_remote import archives, index, lease, signing
-from sgljit_remote.remote import LARGEST_ARCHIVE, Session
+from sgljit_remote.errors import RefusedObjectError
+from sgljit_remote.remote import LARGEST_ARCHIVE
 
 from . import served
 from .served import artifact
@@ -113,6 +114,67 @@ def test_an_archive_that_would_get_too_large_stays_as_it_is(server, remote, said
     assert said() == []
 
 
+@pytest.mark.parametrize("limit", ["remote.LARGEST_ARCHIVE", "objects._MEMBERS"])
+def test_an_archive_that_gets_larger_than_expected_stays_as_it_is(server, remote, said, monkeypatch, limit):
+    """What nobody writes, nobody warns of."""
+    add(remote(), [ONE], None)
+    before = server.objects[f"/{ARCHIVE}"]
+    most = {"remote.LARGEST_ARCHIVE": len(before) + 1, "objects._MEMBERS": 3}[limit]
+    monkeypatch.setattr(f"sgljit_remote.{limit}", most)
+    add(remote(), [OTHER], None)
+    assert server.objects[f"/{ARCHIVE}"] == before
+    assert said() == []
+
+
+@pytest.mark.parametrize("content", [b"damaged", b'{"format": 2, "archives": []}'])
+def test_with_a_damaged_index_no_archive_and_no_entry_is_written(server, session, remote, said, content):
+    add(remote(), [ONE, artifact(1, family="other")], None)
+    server.objects[f"/{index.NAME}"] = content
+    before = {name: text for name, text in server.objects.items() if ".lease" not in name}
+    session(is_writable=True)._archive([OTHER])
+    assert {name: text for name, text in server.objects.items() if ".lease" not in name} == before
+    assert server.objects[LEASE].startswith(lease.RELEASED)
+    (warning,) = said()
+    assert f"{index.NAME} is refused and not used: it is no index of archives" in warning
+
+
+def test_an_index_that_is_damaged_while_an_archive_is_written_stays(server, remote, monkeypatch):
+    def damage(handler):
+        if handler.command == "PUT" and handler.path == f"/{ARCHIVE}":
+            server.objects[f"/{index.NAME}"] = b"damaged"
+        return False
+
+    add(remote(), [artifact(1, family="other")], None)
+    server.fault = damage
+    with pytest.raises(RefusedObjectError, match="it is no index of archives"):
+        add(remote(), [ONE], None)
+    assert server.objects[f"/{index.NAME}"] == b"damaged"
+
+
+@pytest.mark.parametrize("lost", ["entry", "index"])
+def test_an_archive_that_the_index_does_not_list_keeps_what_it_has(server, remote, lost):
+    """Two pushes at the same moment may lose an entry."""
+    add(remote(), [ONE], None)
+    server.objects[f"/{index.NAME}"] = index.dump([])
+    if lost == "index":
+        del server.objects[f"/{index.NAME}"]
+    add(remote(), [artifact(1, family="other")], None)
+    add(remote(), [OTHER], None)
+    expected = {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place])}
+    assert places(remote()) == {**expected, "cpu-x86_64.other": [artifact(1, family="other").place]}
+
+
+def test_an_archive_that_is_not_listed_and_not_trusted_stays_as_it_is(server, remote, signed, tmp_path):
+    signing.new_key(tmp_path / "stranger")
+    add(remote(), [ONE], signing.private_key(tmp_path / "stranger"))
+    before = server.objects[f"/{ARCHIVE}"]
+    server.objects[f"/{index.NAME}"] = index.dump([])
+    own = remote(**signed)
+    add(own, [OTHER], own.signer())
+    assert server.objects[f"/{ARCHIVE}"] == before
+    assert remote().archives() == {}
+
+
 def test_the_turn_of_a_machine_that_died_is_over_after_a_while(server, remote, monkeypatch):
     server.objects[LEASE] = b"of a machine that died"
     monkeypatch.setattr(lease, "SECONDS", 0.3)
@@ -175,25 +237,65 @@ def test_a_program_that_ends_takes_the_turn_of_a_writer_that_died(server, remote
     assert server.objects[LEASE].startswith(lease.RELEASED)
 
 
-def test_a_lease_that_is_none_is_refused_by_its_name_and_nothing_is_written(server, remote, said):
+def test_a_lease_that_is_none_is_refused_by_its_name_and_nothing_is_written(server, session, said):
     server.objects[LEASE] = bytes(1000)
-    Session(remote(is_writable=True), archives=True)._archive([ONE])
+    session(is_writable=True)._archive([ONE])
     (warning,) = said()
     assert warning.startswith(f"{server.url}{LEASE} is refused and not used: ")
     assert server.objects == {LEASE: bytes(1000)}
 
 
-def test_a_store_that_fails_is_one_warning(server, remote, said):
-    one = Session(remote(timeout=1, is_writable=True), archives=True)
+def slow(seconds, *paths):
+    """A fault: each PUT of some paths takes so long."""
+
+    def wait(handler):
+        if handler.command == "PUT" and handler.path in paths:
+            handler.server.over.wait(seconds)
+        return False
+
+    return wait
+
+
+def test_an_archive_may_take_longer_to_be_written_than_one_artifact(server, session, remote, said):
+    server.fault = slow(2.5, f"/{ARCHIVE}")
+    session(timeout=1, is_writable=True)._archive([ONE])
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert said() == []
+
+
+@pytest.mark.parametrize("fault", ["late", "refused"])
+def test_an_archive_that_cannot_be_written_is_one_warning_and_the_remote_is_asked_on(
+    server, session, cache, said, monkeypatch, fault
+):
+    monkeypatch.setattr(archives, "_SECONDS", 1.5)
+    answer = {"late": slow(20, f"/{ARCHIVE}"), "refused": served.status(403)}[fault]
+    server.fault = lambda handler: f"{handler.command} {handler.path}" == f"PUT /{ARCHIVE}" and answer(handler)
+    one = session(timeout=1, is_writable=True)
+    one._archive([ONE])
+    one._archive([OTHER])
+    (warning,) = said()
+    reason = {"late": "cannot be used now: no answer, for 1.5 s", "refused": "403"}[fault]
+    assert reason in warning
+    assert warning.endswith("Until a push machines ask one by one for what this process published")
+    one.publish(THIRD)
+    location = THIRD.manifest.location.path
+    assert one.fetch(location, THIRD.manifest.toolchain_key, cache) == cache
+    assert len(said()) == 1
+
+
+def test_a_store_that_is_down_is_one_warning_of_each_kind(server, session, said):
+    one = session(timeout=1, is_writable=True)
     server.fault = served.status(403)
+    one._archive([ONE])
     one._archive([ONE])
     (warning,) = said()
     assert "403" in warning
+    one.publish(OTHER)
+    assert "asks it no more" in said()[1]
     server.requests.clear()
     one._archive([ONE])
-    one.publish(OTHER)
     assert server.requests == []
-    assert len(said()) == 1
+    assert len(said()) == 2
 
 
 def test_what_is_published_is_handed_on_once_nothing_comes_any_more(monkeypatch):

@@ -100,6 +100,41 @@ def test_an_archive_that_stalls_costs_one_time_out_and_one_warning(broken, sessi
     assert files(cache) == []
 
 
+def test_an_archive_that_keeps_coming_may_take_longer_than_one_time_out(
+    broken, session, signed, remote, cache, said, monkeypatch
+):
+    """Of several parts, as s3fs would read it, over a line that takes longer for all of them."""
+    url, between = broken
+    monkeypatch.setattr("s3fs.S3FileSystem.default_block_size", 1 << 18, raising=False)
+    straight = remote(url, **signed)
+    archives.add(straight, [LARGE], straight.signer(), LARGEST_ARCHIVE)
+    straight.archives()  # which a server of a busy machine may answer late
+    between.pause = SECONDS / 20
+    one, seconds = session(url, timeout=SECONDS, **signed), -time.monotonic()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert seconds + time.monotonic() > SECONDS
+    assert (cache / LARGE.place / "module.so").read_bytes() == LARGE.payload
+    assert said() == []
+
+
+@pytest.mark.parametrize("broken", list(BUCKETS), indirect=True)
+def test_an_object_of_a_bucket_is_one_request(broken, remote, signed, monkeypatch):
+    """Small, or of several parts of s3fs's size."""
+    url, between = broken
+    monkeypatch.setattr("s3fs.S3FileSystem.default_block_size", 1 << 18, raising=False)
+    own, small = remote(url, **signed), artifact(2)
+    own.publish_one(small, own.signer())
+    for one in (small, LARGE):
+        name = object_name(one.manifest.location.path, one.manifest.toolchain_key)
+        between.requests.clear()
+        assert own.unpack(name, own.get(name)).artifacts == (one,)
+        (request,) = between.requests
+        assert request.startswith("GET ")
+    between.requests.clear()
+    assert own.get("sgljit-1/missing.zip") is None
+    assert len(between.requests) == 1
+
+
 @pytest.mark.parametrize("fault", ["reset", "cut"])
 def test_a_connection_that_fails_once_is_made_anew(broken, session, signed, cache, said, fault):
     url, between = broken

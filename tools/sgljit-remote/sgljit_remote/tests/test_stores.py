@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import re
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -16,7 +19,8 @@ import fsspec
 import pytest
 
 from sgljit_core.errors import ConfigError
-from sgljit_remote import asking, config, objects, stores, web
+from sgljit_core.machine import private
+from sgljit_remote import asking, config, counts, objects, stores, web
 from sgljit_remote.asking import TryAgainError
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RefusedObjectError, RemoteUnavailableError
@@ -247,6 +251,55 @@ def test_a_download_by_fsspec_of_too_many_bytes_ends_at_once(downloads):
         with pytest.raises(RefusedObjectError, match="x has more than 100 bytes"):
             downloads(function).get("x", 100)
     assert went_on == []
+
+
+def test_a_download_by_fsspec_is_a_file_that_nobody_else_can_replace(downloads, tmp_path, monkeypatch):
+    """Also where another user can write to the directory of temporary files, and could replace what lies there."""
+    shared, seen = tmp_path / "shared", []
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    private._of_process.cache_clear()
+
+    def look(file, callback):
+        seen.append(Path(f"/proc/self/fd/{file.fileno()}").readlink())
+        file.write(b"piece")
+
+    assert downloads(look).get("x") == b"piece"
+    (file,) = seen
+    assert private.process_directory() in file.parents
+    assert shared not in file.parents
+    assert not file.parent.exists()
+    private._of_process.cache_clear()
+
+
+def test_a_local_disk_without_room_is_no_failure_of_the_remote(downloads, cache, said, monkeypatch):
+    def full(file, callback):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    remote = downloads(full)
+    asked, one = counts.stats(), Session(remote)
+    assert one.fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
+    assert counts.stats().requests == asked.requests + 2  # the index, and the object: each once
+    assert not one._is_down
+    assert len(said()) == 2
+    text = (
+        "is refused and not used: .* cannot be written to a temporary file of this machine: .*No space left on device"
+    )
+    assert all(re.search(text, warning) for warning in said())
+
+
+def test_where_no_place_takes_a_temporary_file_the_remote_is_not_asked(downloads, monkeypatch):
+    def closed():
+        raise FileNotFoundError("there is no directory for temporary files")
+
+    asked = []
+    remote = downloads(lambda *_: asked.append(1))
+    monkeypatch.setattr(private, "process_directory", closed)
+    with pytest.raises(RefusedObjectError, match="of this machine: there is no directory for temporary files"):
+        remote.get("x")
+    assert asked == []
 
 
 def test_a_package_that_lacks_another_is_one_plain_error(monkeypatch):

@@ -127,6 +127,25 @@ def test_an_archive_that_would_be_too_large_is_said_to_lose_what_others_have_put
     assert len(said()) == 1
 
 
+def test_a_push_leaves_out_what_would_make_too_many_files(run, filled, other, server, said, monkeypatch):
+    """Each machine refuses an archive of too many files, or of too many bytes that shrank."""
+    run("push", "norm")
+    monkeypatch.setattr(objects, "_MEMBERS", 7)
+    assert run("push", "norm", "--directory", other)[0] == 0
+    assert archived(server) == payloads(NORMS[0], artifact(7))
+    (warning,) = said()
+    assert "would get too large, as it holds more than 7 files: 2 artifacts that it had are left out" in warning
+
+
+@pytest.mark.parametrize("limit", ["_MEMBERS", "LARGEST"])
+def test_an_archive_that_each_machine_would_refuse_is_an_error(run, filled, server, monkeypatch, limit):
+    monkeypatch.setattr(objects, limit, 5)
+    status, output = run("push", "norm", "--name", "all")
+    assert status == 1
+    assert "the archive all is not written, as each machine would refuse it: it" in output
+    assert not any("archives" in name or "index" in name for name in server.objects)
+
+
 def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     run, filled, other, server, key, tmp_path, monkeypatch
 ):
@@ -142,6 +161,14 @@ def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     own = signing.public_keys([key.parent / "trusted/own.pub"])
     content = server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"]
     assert objects.unpack(content, own).artifacts == (artifact(7),)
+    assert archived(server) == payloads(*NORMS, artifact(7))
+
+
+@pytest.mark.parametrize("content", [b"damaged", index.dump([])])
+def test_a_push_keeps_what_an_archive_has_that_the_index_does_not_list(run, filled, other, server, content):
+    run("push", "norm")
+    server.objects[f"/{index.NAME}"] = content
+    assert run("push", "norm", "--directory", other)[0] == 0
     assert archived(server) == payloads(*NORMS, artifact(7))
 
 
