@@ -60,7 +60,7 @@ test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugi
 test-engines: $(READY) ## make environments with real engines (some GB, many minutes), and run the adapters' tests there
 	@$(BIN)/pytest -m engine -o faulthandler_timeout=3600 $(PYTEST) engines
 
-SERVERS = gcp-storage-emulator gcsfs 'moto[server]' ray s3fs
+SERVERS = adlfs gcp-storage-emulator gcsfs 'moto[server]' ray s3fs
 setup-servers: $(READY) ## install what more slow tests start: servers of buckets with their clients, and Ray
 	@$(PIP) $(SERVERS)
 

@@ -2,9 +2,8 @@
 
 nginx serves most files of the web, and docker-registry is the one that other registries are built on. moto is the S3
 server that installs from PyPI, in Python alone, and gcp-storage-emulator is the same for Google's buckets: `make
-setup-servers` installs both. With ``TEST_SERVERS=1`` a test fails whose server is missing, as in continuous
-integration; else it is skipped. Azurite, which Microsoft wrote for Azure's buckets, installs from npm, and nothing here
-does it.
+setup-servers` installs both. Azurite, which Microsoft wrote for Azure's buckets, installs from npm. With
+``TEST_SERVERS=1`` a test fails whose server is missing, as in continuous integration; else it is skipped.
 """
 
 from __future__ import annotations
@@ -152,9 +151,12 @@ def google(monkeypatch):
 @pytest.fixture
 def azure(monkeypatch, tmp_path):
     """The URL of a bucket of Azure's emulator, and what stops it."""
-    adlfs = pytest.importorskip("adlfs", reason="pip install adlfs")
+    try:
+        import adlfs
+    except ImportError:
+        missing("pip install adlfs")
     if AZURITE is None:
-        pytest.skip("npm install --global azurite")
+        missing("npm install --global azurite")
     adlfs.AzureBlobFileSystem.clear_instance_cache()
     command = [AZURITE, "--blobPort", "0", "--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]
     command.append("--disableTelemetry")

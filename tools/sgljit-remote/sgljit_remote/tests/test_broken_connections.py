@@ -29,15 +29,16 @@ SECONDS = 2  # the default
 WITHIN = 1 << 20  # bytes of answers: in the midst of the artifact
 
 
-# Of a kind of bucket: the variable that names its server, and the class that keeps connections.
+# By kind of bucket: the variable that names its server, and the class that keeps connections.
 BUCKETS = {
     "bucket": ("AWS_ENDPOINT_URL", "s3fs.S3FileSystem"),
     "google": ("STORAGE_EMULATOR_HOST", "gcsfs.GCSFileSystem"),
     "azure": ("AZURE_STORAGE_CONNECTION_STRING", "adlfs.AzureBlobFileSystem"),
 }
+KINDS = ["nginx", "running", *BUCKETS]
 
 
-@pytest.fixture(params=["nginx", "running", *BUCKETS])
+@pytest.fixture(params=KINDS)
 def broken(request, remote, signed, monkeypatch):
     """The URL of a store of each kind, behind a proxy, the proxy, and a time-out; the store has one artifact.
 
@@ -105,10 +106,14 @@ def test_an_archive_that_stalls_costs_one_time_out_and_one_warning(broken, sessi
     assert files(cache) == []
 
 
+@pytest.mark.parametrize("broken", [kind for kind in KINDS if kind != "azure"], indirect=True)
 def test_an_archive_that_keeps_coming_may_take_longer_than_one_time_out(
     broken, session, signed, remote, cache, said, monkeypatch
 ):
-    """Of several parts, as s3fs would read it, over a line that takes longer for all of them."""
+    """Of several parts, as s3fs would read it, over a line that takes longer for all of them.
+
+    adlfs reports nothing of the first 32 MiB before they are there.
+    """
     url, between, limit = broken
     monkeypatch.setattr("s3fs.S3FileSystem.default_block_size", 1 << 18, raising=False)
     straight = remote(url, **signed)
