@@ -179,6 +179,13 @@ def test_the_extras_of_the_core_bring_what_they_say(distribution):
     assert needed == {"apache-tvm-ffi", "cuda-pathfinder", "importlib-metadata", "packaging", "pluggy", "torch"}
 
 
+def test_what_has_left_python_3_10_is_not_asked_for_there(distribution):
+    found = distribution("sgljit-core").requirements
+    on_3_10 = {r.name for r in found if r.marker and r.marker.evaluate({"extra": "dev", "python_version": "3.10"})}
+    assert {"mypy", "pytest"} <= on_3_10
+    assert on_3_10.isdisjoint({"furo", "kernels", "myst-parser", "sphinx", "transformers"})
+
+
 @pytest.fixture(scope="module")
 def installed(distribution, run_directory) -> isolated.Environment:
     """An environment with the wheels of the core and of all plugins, and what they require: one for the run."""
