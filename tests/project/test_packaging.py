@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import textwrap
+from importlib import metadata
 from pathlib import Path
 
 import isolated
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 OTHERS = [name for name in isolated.PROJECTS if name != "sgljit-core"]
@@ -184,6 +187,19 @@ def test_what_has_left_python_3_10_is_not_asked_for_there(distribution):
     on_3_10 = {r.name for r in found if r.marker and r.marker.evaluate({"extra": "dev", "python_version": "3.10"})}
     assert {"mypy", "pytest"} <= on_3_10
     assert on_3_10.isdisjoint({"furo", "kernels", "myst-parser", "sphinx", "transformers"})
+
+
+def test_a_pin_of_what_has_left_a_python_does_not_hold_there():
+    """Of what is installed here. No release would meet such a pin, and `make setup` would end."""
+    lines = (isolated.ROOT / "constraints.txt").read_text().splitlines()
+    known = {one.name.lower(): one.metadata.get("Requires-Python") for one in metadata.distributions()}
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    here = [pin for pin in pins if pin.name in known]
+    assert len(here) > 100
+    for minor in range(10, 15):
+        held = [pin for pin in here if not pin.marker or pin.marker.evaluate({"python_version": f"3.{minor}"})]
+        left = [pin.name for pin in held if f"3.{minor}.99" not in SpecifierSet(known[pin.name] or "")]
+        assert left == [], f"constraints.txt pins what does not run on Python 3.{minor}"
 
 
 @pytest.fixture(scope="module")
