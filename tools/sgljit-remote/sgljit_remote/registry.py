@@ -186,6 +186,9 @@ def _layer(name: str, text: bytes) -> tuple[str, int, bytes | None]:
         digest, size, data = layer["digest"], layer["size"], layer.get("data")
         if not isinstance(size, int) or not _DIGEST.fullmatch(digest):
             raise ValueError(digest)
-        return digest, size, None if data is None else base64.b64decode(data, validate=True)
+        inside = None if data is None else base64.b64decode(data, validate=True)
+        if inside is not None and len(inside) != size:
+            raise ValueError(f"{len(inside)} bytes, not {size}")
+        return digest, size, inside
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RefusedObjectError(f"{name} has a manifest that is none of an object ({type(error).__name__})") from error
