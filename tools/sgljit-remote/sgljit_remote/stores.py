@@ -87,9 +87,8 @@ class DirectoryStore(Store):
             finally:
                 os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
-            if self._root.is_dir():
-                return False
-            raise RemoteUnavailableError(f"{self._root} is not a directory") from None
+            self._check_root()
+            return False
         except UntrustedCacheError as error:
             others = (
                 "trust what is signed (SGLJIT_TRUSTED_KEYS), or anybody who can write there (SGLJIT_REMOTE_UNSIGNED=1)"
@@ -103,6 +102,15 @@ class DirectoryStore(Store):
             raise web.too_large(name, most)
         return True
 
+    def _check_root(self, advice: str = "") -> None:
+        """Raise RemoteUnavailableError where there is no directory, TryAgainError where that cannot be seen now."""
+        try:
+            is_there = self._root.is_dir()
+        except OSError as error:
+            raise TryAgainError(str(error)) from error
+        if not is_there:
+            raise RemoteUnavailableError(f"{self._root} is not a directory{advice}") from None
+
     def _open(self, name: str) -> int:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         if not self._check_owners:
@@ -114,8 +122,7 @@ class DirectoryStore(Store):
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         path = self._root / name
         written = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-        if not self._root.is_dir():
-            raise RemoteUnavailableError(f"{self._root} is not a directory; make it, for those who publish there")
+        self._check_root("; make it, for those who publish there")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -136,6 +136,19 @@ def test_a_directory_that_is_missing_is_no_empty_one(tmp_path):
             attempt()
 
 
+@pytest.mark.usefixtures("no_pauses")
+def test_a_directory_that_cannot_be_seen_now_is_asked_for_again(tmp_path, monkeypatch, cache, said):
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    remote = Remote(Settings(str(tmp_path), is_writable=True, unsigned=True, timeout=1))
+    monkeypatch.setattr(Path, "is_dir", stale)
+    assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
+    Session(remote).publish(ONE)
+    (warning,) = said()
+    assert f"the remote {tmp_path} cannot be used now: [Errno 116] Stale file handle" in warning
+
+
 @pytest.mark.parametrize("url", ["file://srv/kernels", "FILE://srv/kernels"])
 def test_a_slash_too_few_is_an_error_and_no_other_directory(url):
     with pytest.raises(
