@@ -47,7 +47,8 @@ def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
     """
     scheme = urlsplit(url).scheme
     if scheme in _OWN:
-        return DirectoryStore(Path(unquote(urlsplit(url).path)), check_owners=check_owners)
+        path = unquote(urlsplit(url).path) if scheme else url  # a path may have any character
+        return DirectoryStore(Path(path), check_owners=check_owners)
     if scheme in ("oci", "oci+http"):
         from .registry import RegistryStore
 

@@ -163,6 +163,14 @@ def test_a_directory_has_a_url(url):
     assert stores.opened(config.settings(url).url, check_owners=True).shown == "/srv/kernels"
 
 
+def test_the_path_of_a_directory_is_taken_as_it_is(tmp_path):
+    for name in ("kernels#1", "kernels?v=2", "100%25", "kernels"):
+        (tmp_path / name).mkdir()
+        url = config.settings(f"{tmp_path}/{name}").url
+        assert stores.opened(url, check_owners=False).put("x", name.encode(), LATER, replace=False)
+        assert (tmp_path / name / "x").read_text() == name
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/x", "nonsense://host/x"])
 def test_a_scheme_that_nobody_here_opens_says_what_to_do(url):
     try:
