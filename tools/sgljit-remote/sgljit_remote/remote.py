@@ -220,13 +220,13 @@ class Remote:
         return is_new
 
     def joined(
-        self, content: bytes, name: str, keep: Callable[[str], bool], most: int, *, may_lose: bool = True
+        self, content: bytes, name: str, keep: Callable[[str], bool], most: int | None = None, *, may_lose: bool = True
     ) -> tuple[bytes, list[str]]:
         """An object's new content with what it holds so far, as that was signed and if it is valid; the places of that.
 
         Args:
             keep: whether an artifact stays, by its place.
-            most: so many of them.
+            most: so many of them; by default all that an object may have.
             may_lose: leave out what is refused, or has no room.
 
         Raises RemoteUnavailableError, and LossError.
@@ -239,11 +239,10 @@ class Remote:
                 raise LossError(name) from error
             return content, []
         found = self.unpack(name, old) if old is not None else Unpacked((), {})
-        stay = [artifact.place for artifact in found.artifacts if keep(artifact.place)]
-        kept = stay[:most]
-        whole = objects.joined(content, old, kept) if old and kept else content
+        kept = [artifact.place for artifact in found.artifacts if keep(artifact.place)][:most]
+        whole = objects.joined(content, old, frozenset(kept)) if old and kept else content
         much = f"it has more than {LARGEST_ARCHIVE} bytes" if len(whole) > LARGEST_ARCHIVE else objects.too_much(whole)
-        if not may_lose and (found.refused or len(stay) > most or much):
+        if not may_lose and (found.refused or much):
             raise LossError(name)
         if kept and much:
             log.once(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sgljit_remote import archives, index, lease, signing
+from sgljit_remote import archives, index, lease, objects, signing
 from sgljit_remote.errors import RefusedObjectError
 from sgljit_remote.remote import LARGEST_ARCHIVE
 
@@ -149,6 +149,18 @@ def test_an_index_that_is_damaged_while_an_archive_is_written_stays(server, remo
     with pytest.raises(RefusedObjectError, match="it is no index of archives"):
         add(remote(), [ONE], None)
     assert server.objects[f"/{index.NAME}"] == b"damaged"
+
+
+@pytest.mark.slow
+def test_an_archive_of_many_artifacts_keeps_all_of_them(server, remote):
+    """They were cut at 10,000 without a word; what machines take is the limit."""
+    many = [artifact(number) for number in range(10_001)]
+    server.objects[f"/{ARCHIVE}"] = objects.pack(many, None)
+    new = artifact(10_001)
+    entry, content = archives.packed(remote(), archives.family_of(new.manifest), [new], None)
+    expected = sorted(one.place for one in (*many, new))
+    assert sorted(entry.artifacts) == expected
+    assert sorted(one.place for one in remote().unpack(ARCHIVE, content).artifacts) == expected
 
 
 @pytest.mark.parametrize("lost", ["entry", "index"])
