@@ -12,6 +12,7 @@ import math
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -234,6 +235,8 @@ class FsspecStore(Store):
         def hear(size: int | None, value: int, **_: object) -> None:
             if max(size or 0, value) > most:
                 raise web.too_large(name, most)
+            if time.monotonic() > deadline:  # nobody waits any more
+                raise TryAgainError(f"it was not done with {name} in time")
             sink.heard = value
 
         with _temporary(name) as directory, self._failing_plainly():

@@ -254,6 +254,22 @@ def test_a_download_by_fsspec_that_stalls_is_over_after_one_limit(downloads):
     over.set()
 
 
+def test_a_download_by_fsspec_that_nobody_waits_for_any_more_ends(downloads):
+    over, ended = threading.Event(), threading.Event()
+
+    def trickle(file, callback):
+        try:
+            while not over.wait(0.1):
+                callback.relative_update(file.write(b"piece"))
+        finally:
+            ended.set()
+
+    with pytest.raises(RemoteUnavailableError, match="no answer, for 1 s"):
+        downloads(trickle).get("x")
+    assert ended.wait(20)
+    over.set()
+
+
 def test_a_download_by_fsspec_of_too_many_bytes_ends_at_once(downloads):
     went_on = []
 
