@@ -98,7 +98,7 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
         return
     held = lease.Held(remote, index.NAME, is_renewed=True)
     try:
-        known, written = remote.archives(), {}
+        known, patient, written = remote.archives(), remote.patient(_SECONDS), {}
         for archive, members in grouped(published).items():
             old = known.get(archive.name, archive)
             is_there = all(member.place in old.artifacts for member in members)
@@ -106,9 +106,10 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
                 continue
             with contextlib.suppress(LossError):
                 entry, content = packed(remote, archive, members, key, may_lose=False)
-                remote.patient(_SECONDS).put(entry.object_name, content, replace=True)
+                patient.put(entry.object_name, content, replace=True)
                 written[entry.name] = entry
-        enter(remote, written, remote.archives)
+        if written:
+            enter(remote, written, remote.archives)
     finally:
         held.release()
 

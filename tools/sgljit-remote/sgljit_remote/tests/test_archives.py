@@ -87,6 +87,7 @@ def test_what_is_in_an_archive_is_not_written_again(server, remote):
     add(remote(), [OTHER], None)
     assert [name for name in server.objects if server.objects[name] != before.get(name) and ".lease" not in name] == []
     assert f"PUT /{ARCHIVE}" not in server.requests
+    assert server.requests.count(f"GET /{index.NAME}") == 1
     add(remote(), [THIRD, OTHER], None)
     assert places(remote()) == {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place, THIRD.place])}
 
