@@ -55,8 +55,10 @@ def _trusted(places: tuple[Path, ...]) -> tuple[TrustedKey, ...]:
 def _signature(directory: Path) -> bytes | None:
     try:
         descriptor = os.open(directory / SIGNATURE, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read(_SIZE + 1)
+        try:
+            return os.read(descriptor, _SIZE + 1)  # a file object does not close the descriptor of a directory
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,14 @@ def test_what_an_attacker_puts_there_is_refused(prebuilt, trusted, tmp_path, sai
     (warning,) = said()
     assert f"{prebuilt} is refused and not used: " in warning
     assert reason in warning
+
+
+def test_a_directory_in_the_place_of_a_signature_is_refused_and_closed(prebuilt, trusted, said):
+    (prebuilt / "signature").mkdir()
+    descriptors = len([*Path("/proc/self/fd").iterdir()])
+    assert found(prebuilt, "prebuilt", False) is None
+    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors
+    assert "its signature cannot be read (Is a directory)" in said()[0]
 
 
 @pytest.mark.parametrize(("name", "vouched"), OF_OTHERS)
