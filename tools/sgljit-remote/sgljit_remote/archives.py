@@ -111,7 +111,8 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
         if written:
             enter(remote, written, remote.archives)
     finally:
-        held.release()
+        with contextlib.suppress(RemoteUnavailableError):  # the lease ends by itself
+            held.release()
 
 
 def enter(remote: Remote, written: Mapping[str, Archive], known: Callable[[], Mapping[str, Archive]]) -> None:

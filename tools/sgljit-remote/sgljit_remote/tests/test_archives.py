@@ -207,6 +207,18 @@ def test_a_machine_that_died_as_it_took_over_holds_up_nobody_for_good(server, re
     assert server.objects[LEASE].startswith(lease.RELEASED)
 
 
+def test_an_archive_that_is_written_is_no_warning_where_its_lease_cannot_be_released(server, session, remote, said):
+    def refuse(handler):
+        is_second = (handler.command, handler.path) == ("PUT", LEASE) and LEASE in server.objects
+        return is_second and served.status(403)(handler)
+
+    server.fault = refuse
+    session(is_writable=True)._archive([ONE])
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert not server.objects[LEASE].startswith(lease.RELEASED)
+    assert said() == []
+
+
 def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkeypatch):
     server.objects[LEASE] = b"of a machine at work"
     monkeypatch.setattr(lease, "_TURN_SECONDS", 0.3)
