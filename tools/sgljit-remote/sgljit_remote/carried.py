@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +105,7 @@ def sign_wheel(wheel: Path, key: Ed25519PrivateKey) -> int:
                     new.writestr(member, content)
                 new.writestr(archive.getinfo(record), _with(archive.read(record).decode(), signatures))
             written.chmod(wheel.stat().st_mode & 0o777)
-    except (zipfile.BadZipFile, ValueError) as error:
+    except (zipfile.BadZipFile, KeyError, ValueError, zlib.error) as error:
         raise RefusedObjectError(f"{wheel} is no wheel, or is damaged: {error}") from error
     return len(signatures)
 

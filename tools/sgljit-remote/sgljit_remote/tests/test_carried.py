@@ -300,6 +300,25 @@ def test_what_is_no_wheel_or_is_damaged_is_not_signed(wheel, prebuilt, key, tmp_
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
+@pytest.mark.parametrize("fault", ["missing", "garbled"])
+def test_a_wheel_without_a_payload_that_can_be_read_is_not_signed(wheel, key, fault):
+    with zipfile.ZipFile(wheel) as archive:
+        (payload,) = (member for member in archive.infolist() if member.filename.endswith("module.so"))
+        contents = {name: archive.read(name) for name in archive.namelist() if name != payload.filename}
+    if fault == "missing":
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, content in contents.items():
+                archive.writestr(name, content)
+    else:
+        with wheel.open("r+b") as file:
+            file.seek(payload.header_offset + 30 + len(payload.filename))
+            file.write(b"\xff")  # no kind of block of a compressed stream
+    before = wheel.read_bytes()
+    with pytest.raises(RefusedObjectError, match=r"whl is no wheel, or is damaged: .*(There is no item|invalid block)"):
+        commands.sign([wheel], key)
+    assert wheel.read_bytes() == before
+
+
 def test_a_key_is_looked_at_where_there_is_nothing_to_sign_yet(key, tmp_path):
     commands.sign([], key)
     with pytest.raises(KeyFileError, match="nothing cannot be read"):
