@@ -170,7 +170,7 @@ class Client:
             raise TryAgainError(str(error.reason)) from error
         except TimeoutError as error:
             raise StalledError("no answer") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, OverflowError, http.client.HTTPException, ValueError) as error:  # OverflowError: of a port
             if isinstance(error, RemoteUnavailableError | RefusedObjectError):
                 raise
             raise TryAgainError(f"{type(error).__name__}: {error}") from error
