@@ -97,9 +97,9 @@ def push(
     key = remote.signer()
     artifacts = list(local(root, choice))
     for number, artifact in enumerate(artifacts, 1):
-        did = (
-            "would push" if dry_run else "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
-        )
+        did = "would push"
+        if not dry_run:
+            did = "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
         progress(f"{number}/{len(artifacts)} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
     groups = {Archive(name, "", "", 0, ()): artifacts} if name and artifacts else archives.grouped(artifacts)
     written = {}
