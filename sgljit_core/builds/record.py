@@ -107,8 +107,9 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
 def _report() -> None:
     """Tell plugins what they have not been told: a hit alone loads no plugin."""
     with _lock.here():
-        new = _news[int(_sums["told"]) :]
-        _sums["told"] += len(new)
+        new = _news[(start := int(_sums["told"])) :]
+        _news[start : start + len(new)] = loads = [one for one in new if one[0] == "sgljit_loaded"]  # for `stats`
+        _sums["told"] += len(loads)
     for hook, arguments in new:
         hooks.tell(hook, **arguments)
 

@@ -123,11 +123,12 @@ def test_without_an_extension_that_listens_an_event_is_no_call(monkeypatch):
     assert called == []
 
 
-def test_plugins_hear_of_each_load_once_whichever_thread_tells_them(monkeypatch):
+def test_plugins_hear_of_each_load_and_event_once_whichever_thread_tells_them(monkeypatch):
+    """No event is kept after that: a process may meet one at each call."""
     told = []
     monkeypatch.setattr(record, "_news", [])
     monkeypatch.setitem(record._sums, "told", 0)
-    monkeypatch.setattr(hooks, "tell", lambda _hook, key, **_others: told.append(key))
+    monkeypatch.setattr(hooks, "tell", lambda hook, key=None, place=None, **_: told.append((hook, key or place)))
     hooks.load_plugins()
     build = SimpleNamespace(label="one", family="", module="one", markers=())
 
@@ -135,6 +136,7 @@ def test_plugins_hear_of_each_load_once_whichever_thread_tells_them(monkeypatch)
         for i in range(300):
             request = SimpleNamespace(build=build, location=SimpleNamespace(source_key=(thread, i)))
             record.loaded(request, Path("one"), "cache")
+            record.event("miss", (thread, i))
 
     threads = [threading.Thread(target=loads, args=(number,)) for number in range(8)]
     interval = sys.getswitchinterval()
@@ -144,4 +146,6 @@ def test_plugins_hear_of_each_load_once_whichever_thread_tells_them(monkeypatch)
         [thread.join() for thread in threads]
     finally:
         sys.setswitchinterval(interval)
-    assert sorted(told) == [(thread, i) for thread in range(8) for i in range(300)]
+    expected = [(thread, i) for thread in range(8) for i in range(300)]
+    assert sorted(told) == [(hook, one) for hook in ("sgljit_event", "sgljit_loaded") for one in expected]
+    assert sorted(load["key"] for _, load in record._news) == expected

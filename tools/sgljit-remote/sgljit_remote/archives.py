@@ -34,7 +34,6 @@ PAUSE = 0.3  # seconds: longer than another push takes from reading the index to
 CALM = 10.0  # seconds without an artifact, after which a warm-up is over, or waits for something slow
 _ATTEMPTS = 10
 _SECONDS = 60.0  # for an archive of many artifacts to be written, as a push has; the limit of one would be too short
-_MOST_KEPT = 10_000  # artifacts of others in an archive
 
 
 def family_of(manifest: Manifest) -> Archive:
@@ -75,9 +74,7 @@ def packed(
     content, places = objects.pack(members, key), [member.place for member in members]
     if is_joined:
         own = frozenset(places)
-        content, others = remote.joined(
-            content, archive.object_name, lambda place: place not in own, _MOST_KEPT, may_lose=may_lose
-        )
+        content, others = remote.joined(content, archive.object_name, lambda place: place not in own, may_lose=may_lose)
         places += others
     if much := objects.too_much(content):
         raise RefusedObjectError(f"the archive {archive.name} is not written, as each machine would refuse it: {much}")
@@ -101,7 +98,7 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
         return
     held = lease.Held(remote, index.NAME, is_renewed=True)
     try:
-        known, written = remote.archives(), {}
+        known, patient, written = remote.archives(), remote.patient(_SECONDS), {}
         for archive, members in grouped(published).items():
             old = known.get(archive.name, archive)
             is_there = all(member.place in old.artifacts for member in members)
@@ -109,11 +106,13 @@ def add(remote: Remote, published: Iterable[Artifact], key: Ed25519PrivateKey | 
                 continue
             with contextlib.suppress(LossError):
                 entry, content = packed(remote, archive, members, key, may_lose=False)
-                remote.patient(_SECONDS).put(entry.object_name, content, replace=True)
+                patient.put(entry.object_name, content, replace=True)
                 written[entry.name] = entry
-        enter(remote, written, remote.archives)
+        if written:
+            enter(remote, written, remote.archives)
     finally:
-        held.release()
+        with contextlib.suppress(RemoteUnavailableError):  # the lease ends by itself
+            held.release()
 
 
 def enter(remote: Remote, written: Mapping[str, Archive], known: Callable[[], Mapping[str, Archive]]) -> None:

@@ -50,7 +50,7 @@ def ask(
         place: what is asked for, as plugins hear of failures.
         times: all attempts together may take so many limits, as long as each goes on for more than one: what stalls,
             or fails at once, is over after one.
-        heard: another number than a moment ago, if something came meanwhile.
+        heard: a number that changes whenever a part of the answer comes.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.

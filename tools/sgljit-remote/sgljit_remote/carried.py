@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,8 +56,10 @@ def _trusted(places: tuple[Path, ...]) -> tuple[TrustedKey, ...]:
 def _signature(directory: Path) -> bytes | None:
     try:
         descriptor = os.open(directory / SIGNATURE, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read(_SIZE + 1)
+        try:
+            return os.read(descriptor, _SIZE + 1)  # a file object does not close the descriptor of a directory
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -102,7 +105,7 @@ def sign_wheel(wheel: Path, key: Ed25519PrivateKey) -> int:
                     new.writestr(member, content)
                 new.writestr(archive.getinfo(record), _with(archive.read(record).decode(), signatures))
             written.chmod(wheel.stat().st_mode & 0o777)
-    except (zipfile.BadZipFile, ValueError) as error:
+    except (zipfile.BadZipFile, KeyError, ValueError, zlib.error) as error:
         raise RefusedObjectError(f"{wheel} is no wheel, or is damaged: {error}") from error
     return len(signatures)
 

@@ -18,6 +18,7 @@ from .remote import Remote
 from .transfer import Choice
 
 _SECONDS = 60.0  # for one object, where nobody waits for a kernel
+_MOST_SECONDS = 86400
 _MOST_DAYS = 36500
 
 
@@ -78,8 +79,9 @@ def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
     if not (given.remote or config.url()):
         raise ConfigError("no remote is named: set SGLJIT_REMOTE to a URL, or give --remote URL")
     _check_name(given.name)
-    if not given.timeout > 0:
-        raise ConfigError(f"--timeout takes a number of seconds of more than 0; got {given.timeout:g}")
+    if not 0 < given.timeout <= _MOST_SECONDS:
+        most = f"at most {_MOST_SECONDS}"
+        raise ConfigError(f"--timeout takes a number of seconds, more than 0 and {most}; got {given.timeout:g}")
     key = getattr(given, "sign", None)
     settings = config.settings(given.remote)
     settings = settings._replace(timeout=given.timeout, signing_key=key or settings.signing_key)

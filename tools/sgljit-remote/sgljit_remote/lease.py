@@ -129,8 +129,8 @@ def _taken(remote: Remote, lease: str) -> bool:
     seen, pause = _last_text(remote, lease), _FIRST_PAUSE
     while seen != token:  # else it was written, and the answer was lost
         now = time.monotonic()
-        has_ended = since > start and not threading.main_thread().is_alive()
-        if now - start > (_TURN_SECONDS_AT_EXIT if has_ended else _TURN_SECONDS):
+        others_write, has_ended = since > start, not threading.main_thread().is_alive()
+        if now - start > (_TURN_SECONDS_AT_EXIT if others_write and has_ended else _TURN_SECONDS):
             return False
         is_free = seen is None or seen.startswith(RELEASED) or now - since > SECONDS
         if is_free and _taken_over(remote, lease, seen, token):

@@ -77,6 +77,7 @@ def warm_up(
         ConfigError: sgljit-tools is missing on the first rank, which was to build a model.
         RankLostError: a rank is gone, or was not there in time. The group cannot be used further.
         RefusedObjectError: what arrived is damaged.
+        OSError: no directory of this machine takes it.
     """
     if work is None and model is None and not families:
         raise TypeError("warm_up() would do nothing: pass work, a function that uses the ops; a model; or families")

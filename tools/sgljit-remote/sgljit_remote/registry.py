@@ -123,9 +123,7 @@ class RegistryStore(Store):
             location = "" if answer is None else answer.headers.get("Location", "")
         if not location:
             raise RemoteUnavailableError("it takes no uploads")
-        place = urljoin(url, location)
-        if urlsplit(place).scheme != urlsplit(url).scheme:
-            raise RemoteUnavailableError(f"it wants uploads sent to {urlsplit(place).scheme}://")
+        place = _by_same_scheme(url, location, "uploads")
         digest = urlencode({"digest": _digest(blob)})
         self._write(f"{place}{'&' if '?' in place else '?'}{digest}", deadline, blob, "application/octet-stream")
 
@@ -157,9 +155,7 @@ class RegistryStore(Store):
             return web.basic(self._user)
         if kind.lower() != "bearer" or "realm" not in fields:
             raise RemoteUnavailableError("it asks for a user and a password, and none is known: see `docker login`")
-        realm = fields.pop("realm")
-        if urlsplit(realm).scheme != urlsplit(self._root).scheme:
-            raise RemoteUnavailableError(f"it wants a password sent to {urlsplit(realm).scheme}://")
+        realm = _by_same_scheme(self._root, fields["realm"], "a password")
         asked = urlencode({name: fields[name] for name in ("service", "scope") if name in fields}, quote_via=quote)
         url = f"{realm}{'&' if '?' in realm else '?'}{asked}"
         with self._client.answered(url, deadline, web.basic(self._user) if self._user else "") as answer:
@@ -171,6 +167,18 @@ class RegistryStore(Store):
             raise RemoteUnavailableError(f"{realm} gives no token") from error
 
 
+def _by_same_scheme(url: str, location: str, what: str) -> str:
+    """Where a registry wants something sent to, from a URL on: not out of TLS. Raises RemoteUnavailableError."""
+    try:
+        place = urljoin(url, location)
+        scheme = urlsplit(place).scheme
+    except ValueError as error:
+        raise RemoteUnavailableError(f"it wants {what} sent to {location!r}, which is no URL") from error
+    if scheme != urlsplit(url).scheme:
+        raise RemoteUnavailableError(f"it wants {what} sent to {scheme}://")
+    return place
+
+
 def _layer(name: str, text: bytes) -> tuple[str, int, bytes | None]:
     """The digest and size of the one layer of a manifest, and its content if that stands there."""
     try:
@@ -178,6 +186,9 @@ def _layer(name: str, text: bytes) -> tuple[str, int, bytes | None]:
         digest, size, data = layer["digest"], layer["size"], layer.get("data")
         if not isinstance(size, int) or not _DIGEST.fullmatch(digest):
             raise ValueError(digest)
-        return digest, size, None if data is None else base64.b64decode(data, validate=True)
+        inside = None if data is None else base64.b64decode(data, validate=True)
+        if inside is not None and len(inside) != size:
+            raise ValueError(f"{len(inside)} bytes, not {size}")
+        return digest, size, inside
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RefusedObjectError(f"{name} has a manifest that is none of an object ({type(error).__name__})") from error

@@ -220,13 +220,13 @@ class Remote:
         return is_new
 
     def joined(
-        self, content: bytes, name: str, keep: Callable[[str], bool], most: int, *, may_lose: bool = True
+        self, content: bytes, name: str, keep: Callable[[str], bool], most: int | None = None, *, may_lose: bool = True
     ) -> tuple[bytes, list[str]]:
         """An object's new content with what it holds so far, as that was signed and if it is valid; the places of that.
 
         Args:
             keep: whether an artifact stays, by its place.
-            most: so many of them.
+            most: so many of them; by default all that an object may have.
             may_lose: leave out what is refused, or has no room.
 
         Raises RemoteUnavailableError, and LossError.
@@ -239,11 +239,10 @@ class Remote:
                 raise LossError(name) from error
             return content, []
         found = self.unpack(name, old) if old is not None else Unpacked((), {})
-        stay = [artifact.place for artifact in found.artifacts if keep(artifact.place)]
-        kept = stay[:most]
-        whole = objects.joined(content, old, kept) if old and kept else content
+        kept = [artifact.place for artifact in found.artifacts if keep(artifact.place)][:most]
+        whole = objects.joined(content, old, frozenset(kept)) if old and kept else content
         much = f"it has more than {LARGEST_ARCHIVE} bytes" if len(whole) > LARGEST_ARCHIVE else objects.too_much(whole)
-        if not may_lose and (found.refused or len(stay) > most or much):
+        if not may_lose and (found.refused or much):
             raise LossError(name)
         if kept and much:
             log.once(
@@ -435,7 +434,7 @@ class Session:
             self.release(name)
 
     def _guarded(self, call: Callable[[], T | None]) -> T | None:
-        """Call what may find the remote down: it is not asked again then."""
+        """Call what may find the remote down, which is not asked again then, or no room on this machine."""
         try:
             return call()
         except RemoteUnavailableError as error:
@@ -443,7 +442,11 @@ class Session:
             shown = self._remote.store.shown
             text = f"{error}. This process asks it no more, and compiles what is missing"
             log.once("remote_down", shown, text, url=shown, reason=str(error))
-            return None
+        except OSError as error:
+            shown = self._remote.store.shown
+            text = f"no directory of this machine takes what {shown} has ({error}): it is not used. Make room"
+            log.once("remote_unkept", shown, text, url=shown, reason=str(error))
+        return None
 
     def _by_archive(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         """Take the smallest archive that holds an artifact, unless it was taken; the next one if that lacks it."""
@@ -502,15 +505,16 @@ def keep(artifact: Artifact, root: Path) -> Path:
     """Put a verified artifact below a root, or below a directory of this process where that takes no files; which.
 
     It is not synced to the disk, which takes several times as long: after a power failure it may be damaged, which the
-    next load sees, and the remote has it still.
+    next load sees, and the remote has it still. Raises OSError: neither takes files.
     """
     try:
         put_in_place(artifact, root, is_synced=False)
     except OSError as error:
+        own = private.process_directory() / "remote"
+        put_in_place(artifact, own, is_synced=False)
         text = f"the cache {root} cannot be written ({error}): what comes from a remote serves this process alone"
         log.once("cache_unwritable", str(root), text, root=str(root), reason=str(error))
-        root = private.process_directory() / "remote"
-        put_in_place(artifact, root, is_synced=False)
+        return own
     return root
 
 

@@ -15,7 +15,7 @@ class Sink:
 
     Attributes:
         size: the bytes that are there.
-        heard: another number than a moment ago, if something came meanwhile.
+        heard: a number that changes whenever something comes.
         tag: what the server calls the object that they are of, so that an attempt can go on; "" where none can.
     """
 

@@ -12,6 +12,7 @@ import math
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -47,7 +48,8 @@ def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
     """
     scheme = urlsplit(url).scheme
     if scheme in _OWN:
-        return DirectoryStore(Path(unquote(urlsplit(url).path)), check_owners=check_owners)
+        path = unquote(urlsplit(url).path) if scheme else url  # a path may have any character
+        return DirectoryStore(Path(path), check_owners=check_owners)
     if scheme in ("oci", "oci+http"):
         from .registry import RegistryStore
 
@@ -87,9 +89,8 @@ class DirectoryStore(Store):
             finally:
                 os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
-            if self._root.is_dir():
-                return False
-            raise RemoteUnavailableError(f"{self._root} is not a directory") from None
+            self._check_root()
+            return False
         except UntrustedCacheError as error:
             others = (
                 "trust what is signed (SGLJIT_TRUSTED_KEYS), or anybody who can write there (SGLJIT_REMOTE_UNSIGNED=1)"
@@ -103,6 +104,15 @@ class DirectoryStore(Store):
             raise web.too_large(name, most)
         return True
 
+    def _check_root(self, advice: str = "") -> None:
+        """Raise RemoteUnavailableError where there is no directory, TryAgainError where that cannot be seen now."""
+        try:
+            is_there = self._root.is_dir()
+        except OSError as error:
+            raise TryAgainError(str(error)) from error
+        if not is_there:
+            raise RemoteUnavailableError(f"{self._root} is not a directory{advice}") from None
+
     def _open(self, name: str) -> int:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         if not self._check_owners:
@@ -114,8 +124,7 @@ class DirectoryStore(Store):
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         path = self._root / name
         written = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-        if not self._root.is_dir():
-            raise RemoteUnavailableError(f"{self._root} is not a directory; make it, for those who publish there")
+        self._check_root("; make it, for those who publish there")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -226,6 +235,8 @@ class FsspecStore(Store):
         def hear(size: int | None, value: int, **_: object) -> None:
             if max(size or 0, value) > most:
                 raise web.too_large(name, most)
+            if time.monotonic() > deadline:  # nobody waits any more
+                raise TryAgainError(f"it was not done with {name} in time")
             sink.heard = value
 
         with _temporary(name) as directory, self._failing_plainly():

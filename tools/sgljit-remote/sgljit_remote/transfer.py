@@ -97,9 +97,9 @@ def push(
     key = remote.signer()
     artifacts = list(local(root, choice))
     for number, artifact in enumerate(artifacts, 1):
-        did = (
-            "would push" if dry_run else "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
-        )
+        did = "would push"
+        if not dry_run:
+            did = "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
         progress(f"{number}/{len(artifacts)} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
     groups = {Archive(name, "", "", 0, ()): artifacts} if name and artifacts else archives.grouped(artifacts)
     written = {}
@@ -189,12 +189,19 @@ def _is_there(root: Path, place: str) -> bool:
 def export_file(file: Path, root: Path, choice: Choice, key: Ed25519PrivateKey | None) -> int:
     """Write the artifacts of a cache to a file, signed with a key if there is one; returns their number.
 
-    Raises OSError: the file cannot be written. One that was there is replaced by the whole new one, or stays.
+    One that was there is replaced by the whole new one, or stays.
+
+    Raises:
+        RefusedObjectError: the artifacts are too many, or too large, for one file.
+        OSError: the file cannot be written.
     """
     artifacts = list(local(root, choice))
     if artifacts:
+        content = objects.pack(artifacts, key)
+        if much := objects.too_much(content):
+            raise RefusedObjectError(f"{file} is not written, as each machine would refuse it: {much}")
         with owned.replaced(file) as written, written.open("xb") as opened:
-            opened.write(objects.pack(artifacts, key))
+            opened.write(content)
     return len(artifacts)
 
 

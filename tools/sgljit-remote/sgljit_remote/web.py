@@ -61,13 +61,13 @@ def basic(user: str) -> str:
 
 
 class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect to another web server, but not out of TLS."""
+    """Follows a redirect to another web server, but not out of TLS. Nothing of its own body is read, of any size."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        fp.close()  # else the library reads it to its end
         scheme = urlsplit(newurl).scheme
         if scheme == "https" or (scheme == "http" and urlsplit(req.full_url).scheme == "http"):
             return super().redirect_request(req, fp, code, msg, headers, newurl)
-        fp.close()
         if scheme == "http":
             raise RemoteUnavailableError("it redirects to an address without TLS")
         raise RemoteUnavailableError(f"it redirects to {scheme}://, which is no web server")  # the library takes FTP
@@ -170,7 +170,7 @@ class Client:
             raise TryAgainError(str(error.reason)) from error
         except TimeoutError as error:
             raise StalledError("no answer") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, OverflowError, http.client.HTTPException, ValueError) as error:  # OverflowError: of a port
             if isinstance(error, RemoteUnavailableError | RefusedObjectError):
                 raise
             raise TryAgainError(f"{type(error).__name__}: {error}") from error

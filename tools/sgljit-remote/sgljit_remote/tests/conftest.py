@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sgljit_core import log
-from sgljit_remote import archives, asking, signing, transfer
+from sgljit_remote import archives, asking, handed, signing, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.remote import Remote, Session, put_in_place
 
@@ -76,8 +76,19 @@ def remote(server: served.Server) -> Callable[..., Remote]:
 
 
 @pytest.fixture
-def session(remote: Callable[..., Remote]) -> Callable[..., Session]:
-    return lambda *args, **settings: Session(remote(*args, **settings))
+def session(remote: Callable[..., Remote]) -> Iterator[Callable[..., Session]]:
+    made = []
+
+    def session(*args: Any, **settings: Any) -> Session:
+        made.append(Session(remote(*args, **settings)))
+        return made[-1]
+
+    yield session
+    for key, held in ((key, held) for one in made for key, held in one._leased.items()):
+        handed.leased.pop(key, None)
+        held.is_over.set()  # else it is renewed on a server that is gone, which the next tests count
+        if held._thread.is_alive():
+            held._thread.join(5)
 
 
 @pytest.fixture

@@ -219,22 +219,19 @@ class Proxy:
         times: so many answers have it.
         met: how many answers had it.
         pause: the seconds before each piece of an answer, one at a time: a line that all connections share.
-        connections: how many there were.
         requests: the first line of each.
     """
 
     def __init__(self, listening: socket.socket, to: int) -> None:
         self.port, self._to, self._listening = listening.getsockname()[1], to, listening
         self.fault, self.left, self.times = "", 0, 1 << 30
-        self.met = self.connections = 0
-        self.pause, self._line, self.requests = 0.0, threading.Lock(), list[str]()
+        self.met, self.pause, self._line, self.requests = 0, 0.0, threading.Lock(), list[str]()
         self.over = threading.Event()
 
     def serve(self) -> None:
         with contextlib.suppress(OSError):  # it is closed
             while True:
                 client, _ = self._listening.accept()
-                self.connections += 1
                 threading.Thread(target=self._pass_on, args=(client,), daemon=True).start()
 
     def _pass_on(self, client: socket.socket) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sgljit_remote import archives, index, lease, signing
+from sgljit_remote import archives, index, lease, objects, signing
 from sgljit_remote.errors import RefusedObjectError
 from sgljit_remote.remote import LARGEST_ARCHIVE
 
@@ -87,6 +87,7 @@ def test_what_is_in_an_archive_is_not_written_again(server, remote):
     add(remote(), [OTHER], None)
     assert [name for name in server.objects if server.objects[name] != before.get(name) and ".lease" not in name] == []
     assert f"PUT /{ARCHIVE}" not in server.requests
+    assert server.requests.count(f"GET /{index.NAME}") == 1
     add(remote(), [THIRD, OTHER], None)
     assert places(remote()) == {"cpu-x86_64.norm": sorted([ONE.place, OTHER.place, THIRD.place])}
 
@@ -151,6 +152,18 @@ def test_an_index_that_is_damaged_while_an_archive_is_written_stays(server, remo
     assert server.objects[f"/{index.NAME}"] == b"damaged"
 
 
+@pytest.mark.slow
+def test_an_archive_of_many_artifacts_keeps_all_of_them(server, remote):
+    """They were cut at 10,000 without a word; what machines take is the limit."""
+    many = [artifact(number) for number in range(10_001)]
+    server.objects[f"/{ARCHIVE}"] = objects.pack(many, None)
+    new = artifact(10_001)
+    entry, content = archives.packed(remote(), archives.family_of(new.manifest), [new], None)
+    expected = sorted(one.place for one in (*many, new))
+    assert sorted(entry.artifacts) == expected
+    assert sorted(one.place for one in remote().unpack(ARCHIVE, content).artifacts) == expected
+
+
 @pytest.mark.parametrize("lost", ["entry", "index"])
 def test_an_archive_that_the_index_does_not_list_keeps_what_it_has(server, remote, lost):
     """Two pushes at the same moment may lose an entry."""
@@ -192,6 +205,18 @@ def test_a_machine_that_died_as_it_took_over_holds_up_nobody_for_good(server, re
     add(remote(), [ONE], None)
     assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
     assert server.objects[LEASE].startswith(lease.RELEASED)
+
+
+def test_an_archive_that_is_written_is_no_warning_where_its_lease_cannot_be_released(server, session, remote, said):
+    def refuse(handler):
+        is_second = (handler.command, handler.path) == ("PUT", LEASE) and LEASE in server.objects
+        return is_second and served.status(403)(handler)
+
+    server.fault = refuse
+    session(is_writable=True)._archive([ONE])
+    assert places(remote()) == {"cpu-x86_64.norm": [ONE.place]}
+    assert not server.objects[LEASE].startswith(lease.RELEASED)
+    assert said() == []
 
 
 def test_a_writer_whose_turn_does_not_come_writes_nothing(server, remote, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -267,6 +268,27 @@ def test_a_redirect_to_another_protocol_is_not_followed(server, session, cache, 
     (warning,) = said()
     assert "cannot be used now: " in warning
     assert "it redirects to " in warning or "302" in warning
+
+
+def test_a_redirect_with_a_body_without_end_is_followed_at_once(server, remote):
+    sent = []
+
+    def redirect(handler):
+        if handler.path != "/x":
+            return False
+        handler.send_response(302)
+        handler.send_header("Location", f"{server.url}/there")
+        handler.end_headers()
+        with contextlib.suppress(OSError):  # the client hangs up
+            while len(sent) < 100:
+                handler.wfile.write(bytes(1 << 20))
+                sent.append(1 << 20)
+        return True
+
+    server.fault = redirect
+    server.objects["/there"] = b"content"
+    assert remote().get("x") == b"content"
+    assert len(sent) < 50  # as far as the buffers of a connection take it
 
 
 def test_a_password_goes_to_the_server_alone_and_into_no_message(server, session, cache, said):

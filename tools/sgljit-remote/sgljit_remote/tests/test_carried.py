@@ -11,6 +11,7 @@ import shutil
 import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,14 @@ def test_what_an_attacker_puts_there_is_refused(prebuilt, trusted, tmp_path, sai
     (warning,) = said()
     assert f"{prebuilt} is refused and not used: " in warning
     assert reason in warning
+
+
+def test_a_directory_in_the_place_of_a_signature_is_refused_and_closed(prebuilt, trusted, said):
+    (prebuilt / "signature").mkdir()
+    descriptors = len([*Path("/proc/self/fd").iterdir()])
+    assert found(prebuilt, "prebuilt", False) is None
+    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors
+    assert "its signature cannot be read (Is a directory)" in said()[0]
 
 
 @pytest.mark.parametrize(("name", "vouched"), OF_OTHERS)
@@ -289,6 +298,25 @@ def test_what_is_no_wheel_or_is_damaged_is_not_signed(wheel, prebuilt, key, tmp_
     with pytest.raises(ManifestError):
         commands.sign([prebuilt.parents[4]], key)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize("fault", ["missing", "garbled"])
+def test_a_wheel_without_a_payload_that_can_be_read_is_not_signed(wheel, key, fault):
+    with zipfile.ZipFile(wheel) as archive:
+        (payload,) = (member for member in archive.infolist() if member.filename.endswith("module.so"))
+        contents = {name: archive.read(name) for name in archive.namelist() if name != payload.filename}
+    if fault == "missing":
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, content in contents.items():
+                archive.writestr(name, content)
+    else:
+        with wheel.open("r+b") as file:
+            file.seek(payload.header_offset + 30 + len(payload.filename))
+            file.write(b"\xff")  # no kind of block of a compressed stream
+    before = wheel.read_bytes()
+    with pytest.raises(RefusedObjectError, match=r"whl is no wheel, or is damaged: .*(There is no item|invalid block)"):
+        commands.sign([wheel], key)
+    assert wheel.read_bytes() == before
 
 
 def test_a_key_is_looked_at_where_there_is_nothing_to_sign_yet(key, tmp_path):

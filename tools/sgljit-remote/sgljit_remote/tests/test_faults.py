@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 import time
@@ -94,6 +95,7 @@ PLACES = pytest.mark.parametrize("place", [only, lambda fault: fault], ids=["art
         (served.status(412), "it answers 412 Precondition Failed"),
         (served.status(401), "it answers 401"),
         (served.redirecting("http://127.0.0.1:1"), "Connection refused"),
+        (served.redirecting(f"http://127.0.0.1:{10**30}"), "OverflowError"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -434,6 +436,25 @@ def test_a_cache_that_takes_no_files_is_no_obstacle(filled, session, cache, said
     assert files(kept) == [ONE.place]
     (warning,) = said()
     assert f"the cache {cache} cannot be written" in warning
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_a_machine_without_room_is_no_failure_of_the_remote(filled, session, cache, said, monkeypatch, is_archived):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_archived:
+        serve(filled, *family(ONE))
+    monkeypatch.setattr("sgljit_core.cache.store.staging_directory", full)
+    one = session()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert not one._is_down
+    (warning,) = said()
+    assert warning == (
+        f"no directory of this machine takes what {filled.url} has ([Errno 28] No space left on device): it is not "
+        "used. Make room"
+    )
 
 
 def test_nothing_is_asked_twice_that_a_client_need_not_ask(filled, remote):

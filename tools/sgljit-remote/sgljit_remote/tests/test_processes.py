@@ -130,9 +130,7 @@ def published(run, server, key):
     assert errors == ""
     objects = [name for name in server.objects if name.endswith(".zip") and "/archives/" not in name]
     assert len(objects) == 4  # each for its toolchain, and for machines without one
-    for name in (
-        server.objects.keys() - objects
-    ):  # leases, and the archive, which a process that is killed does not write
+    for name in server.objects.keys() - objects:  # leases, and the archive, as if the process had been killed
         del server.objects[name]
     server.requests.clear()
     return {"SGLJIT_TRUSTED_KEYS": keys["SGLJIT_TRUSTED_KEYS"]}

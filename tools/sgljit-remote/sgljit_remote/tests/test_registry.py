@@ -227,6 +227,7 @@ def test_the_content_in_a_manifest_serves(answers):
         (manifest(size="7"), "a manifest that is none of an object"),
         (manifest(data="?"), "a manifest that is none of an object"),
         (manifest(data=7), "a manifest that is none of an object"),
+        (manifest(bytes(99), size=9, data="A" * 132), "a manifest that is none of an object"),
         (manifest(data=base64.b64encode(b"another").decode()), "is not what its digest says"),
         (manifest(size=1 << 40), "x has more than 10 bytes"),
         (manifest(), "has a manifest, and no content"),
@@ -296,6 +297,7 @@ def challenging(challenge):
     [
         ('Bearer realm="https://elsewhere/token"', "it wants a password sent to https://"),
         ('Bearer realm="file:///etc/passwd"', "it wants a password sent to file://"),
+        ('Bearer realm="http://[::1/token"', r"it wants a password sent to 'http://\[::1/token', which is no URL"),
         ('Bearer realm="{url}/token"', "/token gives no token"),
         ("Bearer", "it asks for a user and a password, and none is known"),
         ("Negotiate", "it asks for a user and a password, and none is known"),
@@ -309,6 +311,28 @@ def test_a_challenge_that_cannot_be_answered_is_an_error(server, challenge, reas
     store = registry.RegistryStore(f"oci+http://someone:secret@{server.url.removeprefix('http://')}/kernels")
     with pytest.raises(RemoteUnavailableError, match=reason):
         store.get("x", 10, LATER)
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("http://[::1/uploads", r"it wants uploads sent to 'http://\[::1/uploads', which is no URL"),
+        ("https://elsewhere/uploads", "it wants uploads sent to https://"),
+        ("", "it takes no uploads"),
+    ],
+)
+def test_a_place_of_uploads_that_cannot_be_used_is_an_error(server, monkeypatch, location, reason):
+    def answer(handler):
+        handler.send_response(202 if handler.command == "POST" else 404)
+        handler.send_header("Location", location)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    monkeypatch.setattr(served.Handler, "do_HEAD", answer, raising=False)
+    monkeypatch.setattr(served.Handler, "do_POST", answer, raising=False)
+    store = registry.RegistryStore(f"oci+{server.url}/kernels")
+    with pytest.raises(RemoteUnavailableError, match=reason):
+        store.put("x", b"content", LATER, replace=True)
 
 
 def test_a_password_is_not_sent_before_it_is_asked_for_nor_to_where_a_registry_redirects(server, answers):

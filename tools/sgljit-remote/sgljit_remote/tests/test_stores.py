@@ -136,6 +136,19 @@ def test_a_directory_that_is_missing_is_no_empty_one(tmp_path):
             attempt()
 
 
+@pytest.mark.usefixtures("no_pauses")
+def test_a_directory_that_cannot_be_seen_now_is_asked_for_again(tmp_path, monkeypatch, cache, said):
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    remote = Remote(Settings(str(tmp_path), is_writable=True, unsigned=True, timeout=1))
+    monkeypatch.setattr(Path, "is_dir", stale)
+    assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
+    Session(remote).publish(ONE)
+    (warning,) = said()
+    assert f"the remote {tmp_path} cannot be used now: [Errno 116] Stale file handle" in warning
+
+
 @pytest.mark.parametrize("url", ["file://srv/kernels", "FILE://srv/kernels"])
 def test_a_slash_too_few_is_an_error_and_no_other_directory(url):
     with pytest.raises(
@@ -148,6 +161,14 @@ def test_a_slash_too_few_is_an_error_and_no_other_directory(url):
 @pytest.mark.parametrize("url", ["file:///srv/kernels", "file://localhost/srv/kernels", "/srv/kernels"])
 def test_a_directory_has_a_url(url):
     assert stores.opened(config.settings(url).url, check_owners=True).shown == "/srv/kernels"
+
+
+def test_the_path_of_a_directory_is_taken_as_it_is(tmp_path):
+    for name in ("kernels#1", "kernels?v=2", "100%25", "kernels"):
+        (tmp_path / name).mkdir()
+        url = config.settings(f"{tmp_path}/{name}").url
+        assert stores.opened(url, check_owners=False).put("x", name.encode(), LATER, replace=False)
+        assert (tmp_path / name / "x").read_text() == name
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "nonsense://host/x"])
@@ -230,6 +251,22 @@ def test_a_download_by_fsspec_that_stalls_is_over_after_one_limit(downloads):
     with pytest.raises(RemoteUnavailableError, match="no answer, for 1 s"):
         downloads(stall).get("x", times=30)
     assert time.monotonic() - start < 15  # not 30
+    over.set()
+
+
+def test_a_download_by_fsspec_that_nobody_waits_for_any_more_ends(downloads):
+    over, ended = threading.Event(), threading.Event()
+
+    def trickle(file, callback):
+        try:
+            while not over.wait(0.1):
+                callback.relative_update(file.write(b"piece"))
+        finally:
+            ended.set()
+
+    with pytest.raises(RemoteUnavailableError, match="no answer, for 1 s"):
+        downloads(trickle).get("x")
+    assert ended.wait(20)
     over.set()
 
 

@@ -146,6 +146,16 @@ def test_an_archive_that_each_machine_would_refuse_is_an_error(run, filled, serv
     assert not any("archives" in name or "index" in name for name in server.objects)
 
 
+@pytest.mark.parametrize("limit", ["_MEMBERS", "LARGEST"])
+def test_a_file_that_each_machine_would_refuse_is_not_exported(run, filled, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(objects, limit, 5)
+    (tmp_path / "all.zip").write_text("an older one")
+    status, output = run("export", tmp_path / "all.zip")
+    assert status == 1
+    assert f"{tmp_path}/all.zip is not written, as each machine would refuse it: it" in output
+    assert (tmp_path / "all.zip").read_text() == "an older one"
+
+
 def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     run, filled, other, server, key, tmp_path, monkeypatch
 ):
@@ -287,7 +297,9 @@ def test_an_archive_that_nobody_pushed_is_an_error_with_those_that_there_are(run
         (("push", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
         (("push", "--name", "sm_90a.norm"), "--name takes letters"),
         (("pull", "norm", "--name", "x"), "--name is one archive, which is pulled whole"),
-        (("pull", "--timeout", "0"), "--timeout takes a number of seconds of more than 0; got 0"),
+        (("pull", "--timeout", "0"), "--timeout takes a number of seconds, more than 0 and at most 86400; got 0"),
+        (("pull", "--timeout", "inf"), "--timeout takes a number of seconds, more than 0 and at most 86400; got inf"),
+        (("pull", "--timeout", "86401"), "--timeout takes a number of seconds, more than 0 and at most 86400"),
         (("pull", "--timeout", "nan"), "--timeout takes a number"),
         (("push", "--sign", "/nothing"), "the key /nothing cannot be read"),
     ],
