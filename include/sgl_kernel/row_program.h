@@ -1095,8 +1095,9 @@ inline void match_segment(
                                         : segment.columns;
     if (rows.columns != columns)
       rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
-    const bool is_for_all = rows.is_shared && !is_written;
-    if (!is_for_all && outer_of(rows) != outer) {
+    const bool is_shared = rows.is_shared && !is_written;
+    const bool is_for_all = is_shared && rows.inner <= 1;  // else each inner row has its own, at a stride of 0
+    if (!is_shared && outer_of(rows) != outer) {
       if (rows.index != nullptr)
         rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", outer_of(rows)});
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});

@@ -219,6 +219,22 @@ def test_a_row_for_each_group_of_rows(programs, device, dtype):
         programs.affine_groups(x, torch.ones(3, columns, dtype=dtype, device=device), out, 3)
 
 
+@each_device
+@each_dtype
+def test_each_group_of_columns_has_its_part_of_the_row_for_all(programs, device, dtype):
+    """Such as the weight of a norm of groups: a row for all rows, but not for all groups."""
+    for rows, groups, size in ((0, 3, 8), (1, 1, 1), (1, 2, 64), (3, 4, 7), (5, 3, 128), (2, 2, 4096), (2, 3, 16384)):
+        x = random(rows, groups * size, dtype=dtype, device=device)
+        weight = random(groups * size, dtype=dtype, device=device)
+        out = poisoned(x)
+        programs.group_rmsnorm(x, weight, out, size, EPS)
+        expect(out, rms_norm(x.unflatten(-1, (groups, size)), torch.ones(size)).flatten(-2) * weight.double())
+    with pytest.raises(TensorMatchError, match=r"(?s)for weight.*rows of each, such as heads: expected 3 but got 2"):
+        programs.group_rmsnorm(x, weight[: 2 * size], out, size, EPS)
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
+        programs.group_rmsnorm(x, x[1], x, size, EPS)
+
+
 @pytest.mark.slow
 @each_device
 @each_dtype
