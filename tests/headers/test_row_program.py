@@ -511,7 +511,9 @@ def test_each_segment_has_its_own_program_or_that_of_the_first(programs, op, dev
             stored = torch.full_like(cache, 7.0)
             stored[slots[slots >= 0]] = x[slots >= 0]
             assert torch.equal(cache, stored)
-    with pytest.raises(TypeError, match="row program: segment 0 uses operand 1, which was not passed"):
+    with pytest.raises(
+        TypeError, match="row program: segment 0 uses operand 1 of SGL_OPERANDS, counted from 0, which was not passed"
+    ):
         getattr(programs, f"{op}_without_weight")(torch.ones(1, 1, 64, dtype=dtype, device=device))
 
 
@@ -523,14 +525,18 @@ def test_one_of_the_alike_segments_has_what_they_store(programs, device):
         torch.ones(64, device=device),
         torch.ones(3, 64, device=device),
     )
-    with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):
+    with pytest.raises(
+        TypeError, match="row program: segment 0 uses operand 3 of SGL_OPERANDS, counted from 0, which was not passed"
+    ):
         programs.alike_attention_without_caches(q, weight, angles, cache, slots)
 
 
 @each_device
 def test_a_segment_may_lack_only_rows_that_others_store_by_an_index(programs, device):
     q, cache = (torch.ones(3, 1, 64, device=device) for _ in range(2))
-    with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):
+    with pytest.raises(
+        TypeError, match="row program: segment 0 uses operand 3 of SGL_OPERANDS, counted from 0, which was not passed"
+    ):
         programs.attention_without_slots(q, torch.ones(64, device=device), torch.ones(3, 64, device=device), cache)
 
 
@@ -555,11 +561,11 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         programs.rmsnorm(x[:2], weight, x[1:], EPS)
     with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
         programs.rmsnorm(x, x[0], x, EPS)
-    said = "row program: segment 0 keeps a value for operand 0, which it does not store: sgl::store needs it, too"
+    said = "row program: segment 0 keeps a value for x, which it does not store: sgl::store needs it, too"
     with pytest.raises(TypeError, match=said):
         programs.forgetful(x, out)
-    for way, operand in enumerate([1, 1, 1, 1, 1, 2]):
-        said = f"segment 0 reads operand {operand} after it keeps a value for operand 2, which may be stored by then: "
+    for way, name in enumerate(["other"] * 5 + ["out"]):
+        said = f"segment 0 reads {name} after it keeps a value for out, which may be stored by then: "
         with pytest.raises(TypeError, match=f"row program: {said}read all operands before"):
             programs.reads_late(x, x, out, way)
     if device == "cpu":  # its other ways compile on no device
