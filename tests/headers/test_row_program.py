@@ -843,6 +843,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("RMSNorm", 3, 128, 0, True, 0x202, FLAT | 0x40, shape(4096, 0, 8, 128)),
     ("RMSNorm", 3, 256, 3, False, 0x222, FLAT | 0x40, shape(8192, 0, 8, 256)),
     ("RMSNorm", 3, 256, 0, True, 0x222, 0x40, shape(6144, 0, 8, 256), shape(128, 0, 8, 16)),
+    ("RMSNorm", 3, 128, 0, True, 0x222, 0, shape(128, 0, 8, 16)),
     ("FusedAddRMSNorm", 3, 256, 2, False, 0x222, FLAT | 0x400, shape(8192, 0, 8, 256)),
     ("LayerNorm", 4, 128, 0, True, 0x2222, FLAT | 0x440, shape(1024, 0, 8, 128)),
     ("PerGroup<128>", 3, 128, 0, True, CppEnum("sgl::TypesWithFp8", 0x032), FLAT, shape(7168, 0, 8, 128)),
