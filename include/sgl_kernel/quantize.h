@@ -198,27 +198,12 @@ inline Rows given_scale(const char* name, const TensorView& tensor, DebugInfo lo
   return shared_row(name, tensor, location).typed<float>(location);
 }
 
-/// \brief Each group of `size` neighbours as a row of its own.
-/// \throws ValueError unless `size` is positive; TensorMatchError if it does not divide the rows.
-inline Rows in_groups(const Rows& rows, std::int64_t size, DebugInfo location = {}) {
-  if (size <= 0) [[unlikely]]
-    throw Error("ValueError", "the size of a group must be positive, got ", size);
-  if (rows.columns % size != 0) [[unlikely]]
-    rows.raise(location, {"Size mismatch for a row: expected whole groups of ", size, " but got ", rows.columns});
-  auto result = rows;
-  result.inner = rows.columns / size;
-  result.inner_stride = size;
-  result.columns = size;
-  return result;
-}
-
 /// \brief The scales of `in_groups`: a value for each group.
 inline Rows of_groups(const Rows& scales) {
   auto result = scales;
   result.inner = scales.columns;
   result.inner_stride = scales.element_stride;
-  result.columns = 1;
-  result.element_stride = 1;
+  result.columns = result.element_stride = 1;
   return result;
 }
 

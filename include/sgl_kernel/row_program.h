@@ -119,7 +119,9 @@ struct RoleRow {
   template <int kNumber, typename F>
   [[gnu::always_inline]] static Roles roles_of(const F& f) {
     const RoleRow row;
-    row.finish(sgl::details::run_segment<kNumber>(f, row));
+    const auto stores = sgl::details::run_segment<kNumber>(f, row);
+    static_assert(requires { row.finish(stores); }, "a row program returns sgl::store(operand = value, ...)");
+    row.finish(stores);
     return row.roles;
   }
 
@@ -979,7 +981,7 @@ inline void refuse_missing(unsigned operands, int segment) {
   if (operands == 0) return;
   throw Error(
       "TypeError", "row program: segment ", segment, " uses operand ", __builtin_ctz(operands),
-      ", which was not passed");
+      " of SGL_OPERANDS, counted from 0, which was not passed");
 }
 
 /// Checks the operands of one segment, and adds what they say to the plan.
@@ -993,18 +995,18 @@ inline void match_segment(
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   bool has_gaps = false;
   int num_inputs = 0;
-  refuse_missing(asks & ~bound, number);
+  refuse_missing((asks | roles.stores_early) & ~bound, number);
   if (const unsigned unstored = roles.stores_early & ~roles.writes; unstored != 0)
     throw Error(
-        "TypeError", "row program: segment ", number, " keeps a value for operand ", __builtin_ctz(unstored),
+        "TypeError", "row program: segment ", number, " keeps a value for ", operands[__builtin_ctz(unstored)]->name,
         ", which it does not store: sgl::store needs it, too");
   for (unsigned late = roles.reads_late; late != 0; late &= late - 1) {
     const int i = __builtin_ctz(late);
     // Rows for all and rows by an index share no memory with those of another operand that is stored.
     if ((roles.stores_early >> i & 1) == 0 && (operands[i]->is_shared || operands[i]->index != nullptr)) continue;
     throw Error(
-        "TypeError", "row program: segment ", number, " reads operand ", i, " after it keeps a value for operand ",
-        __builtin_ctz(roles.stores_early), ", which may be stored by then: read all operands before");
+        "TypeError", "row program: segment ", number, " reads ", operands[i]->name, " after it keeps a value for ",
+        operands[__builtin_ctz(roles.stores_early)]->name, ", which may be stored by then: read all operands before");
   }
   for (int i = 0; i < num_operands; ++i) {
     const unsigned bit = 1u << i;
@@ -1095,8 +1097,8 @@ inline void match_segment(
                                         : segment.columns;
     if (rows.columns != columns)
       rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
-    const bool is_for_all = rows.is_shared && !is_written;
-    if (!is_for_all && outer_of(rows) != outer) {
+    const bool is_shared = rows.is_shared && !is_written, is_for_all = is_shared && rows.inner <= 1;  // not in groups
+    if (!is_shared && outer_of(rows) != outer) {
       if (rows.index != nullptr)
         rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", outer_of(rows)});
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});

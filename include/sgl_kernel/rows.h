@@ -161,6 +161,10 @@ heads_of_blocks(const char* name, const TensorView& tensor, bool heads_first = f
   return result;
 }
 
+/// \brief Each group of `size` neighbours as a row of its own; of a row for all rows, too.
+/// \throws ValueError unless `size` is positive; TensorMatchError if it does not divide the rows.
+[[nodiscard]] SGL_INLINE Rows in_groups(const Rows& rows, std::int64_t size, DebugInfo location = {});
+
 /// \brief A tensor [rows, n] with any strides: n values of each row, such as the scales of its groups. With `dims` of 3
 /// a tensor [tokens, heads, n], where the n values of a head are side by side, or else for each value those of all
 /// heads.
@@ -345,6 +349,17 @@ SGL_INLINE Rows heads_of_blocks(const char* name, const TensorView& tensor, bool
     result.raise(location, {"Stride mismatch: rows of a block share memory"});
   result.block = tokens;
   result.block_stride = tensor.stride(0);
+  return result;
+}
+
+SGL_INLINE Rows in_groups(const Rows& rows, std::int64_t size, DebugInfo location) {
+  if (size <= 0) [[unlikely]]
+    throw Error("ValueError", "the size of a group must be positive, got ", size);
+  if (rows.columns % size != 0) [[unlikely]]
+    rows.raise(location, {"Size mismatch for a row: expected whole groups of ", size, " but got ", rows.columns});
+  auto result = rows;
+  result.inner = rows.columns / size;
+  result.inner_stride = result.columns = size;
   return result;
 }
 

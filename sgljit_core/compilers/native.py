@@ -49,6 +49,7 @@ _REMEDIES = {  # by what the first error says
     "'address_of' is not a member of 'host'": "The file of a deferred function must include <sgl_kernel/deferred.h>",
     r"multiple definition of `__tvm_ffi_(\w+)'": r"Two files export \1 with SGL_EXPORT",
     "multiple definition of (?!`__tvm_ffi_)": "Put file-local definitions in an anonymous namespace",
+    r"\bnames? (?:was |were )?provided": "SGL_FIELDS names every field of the struct",
     "undefined reference": "Add the file that defines it to cpp_files, or its library to extra_ldflags",
     "unsupported (?:GNU|clang) version": "Set SGLJIT_CXX to a compiler that this nvcc supports",
     r"/bits/.* exception specification is": "This nvcc is too old for the C library: set SGLJIT_NVCC to a newer one",
@@ -198,13 +199,13 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
         written = (directory / place[1]).read_text(encoding="utf-8").splitlines()
         # An author's #line may name a line that is not there.
         hints += [f"The error is in the wrapper {line}" for line in written[int(place[2]) - 1 : int(place[2])]]
-    parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before)
-    if "SGL_EXPORT: " in first and parameter:
-        hints.append(f"The type is {parameter[-1]}")
+    elif "/sgl_kernel/" in first.partition(" error: ")[0]:  # of a header of the core, about what an author wrote
+        at = re.findall(r"(?m)^(?!\S*/sgl_kernel/)(\S+:\d+):\d+:\s+required ", before.rpartition(" instantiation ")[2])
+        hints += [f"It comes from {line}" for line in at[:1]]
+    types = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before) if "SGL_EXPORT: " in first else []
+    hints += [f"The type is {name}" for name in types[-1:]]
     if not cuda and re.search(r"(cuda_\w+\.h|\.cuh): No such file", first):
-        hints.append(
-            "A C++ file cannot include a device header: put the kernel into a .cuh file, which only NVRTC reads"
-        )
+        hints += ["A C++ file cannot include a device header: put the kernel into a .cuh file, which NVRTC reads"]
     hints += [found.expand(remedy) for error, remedy in _REMEDIES.items() if (found := re.search(error, first))]
     return "".join(f". {hint}" for hint in hints)
 

@@ -585,6 +585,22 @@ def test_a_matcher_that_verifies_nothing_is_an_error(tmp_path, monkeypatch):
         load(family)
 
 
+PROGRAM = """\
+namespace rows {
+struct Copy {
+  SGL_OPERANDS(x, out)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = sgl::map([](float v) { return v; }, row[x]));
+  }
+};
+host::RowProgram<Copy> copy{"f.h"};
+void f(host::TensorView x) { copy({}, Copy::x = host::rows("x", x), Copy::out = host::rows("x", x)); }
+}
+using rows::f;
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -594,6 +610,19 @@ def test_a_matcher_that_verifies_nothing_is_an_error(tmp_path, monkeypatch):
         ),
         ("void g() {}\n", r"'f' was not declared.*The error is in the wrapper SGL_EXPORT\(f, \(f\)\)\n"),
         ("#include <sgl_kernel/vec.cuh>\nvoid f() {}\n", r"cuda_\w+\.h.*put the kernel into a \.cuh file"),
+        (
+            "#include <sgl_kernel/row_program.h>\n" + PROGRAM.replace(', Copy::out = host::rows("x", x)', ""),
+            r"pass each operand that SGL_OPERANDS names once, F::x = rows\. It comes from \S+wrong\.cpp:11\n",
+        ),
+        (
+            "#include <sgl_kernel/row_program.h>\n" + PROGRAM.replace("(float v)", "(float v, float w)"),
+            r"takes a float of each value after it, and returns a float\. It comes from \S+wrong\.cpp:7\n",
+        ),
+        (
+            "#include <sgl_kernel/variant.h>\nstruct Two { int a, b; SGL_FIELDS(a) };\n"
+            'host::Kernel<Two> kernel{"f.cuh", "f"};\nvoid f() {}\n',
+            r"1 name provided.*\. SGL_FIELDS names every field of the struct\n",
+        ),
     ],
 )
 def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint):

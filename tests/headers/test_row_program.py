@@ -219,6 +219,22 @@ def test_a_row_for_each_group_of_rows(programs, device, dtype):
         programs.affine_groups(x, torch.ones(3, columns, dtype=dtype, device=device), out, 3)
 
 
+@each_device
+@each_dtype
+def test_each_group_of_columns_has_its_part_of_the_row_for_all(programs, device, dtype):
+    """Such as the weight of a norm of groups: a row for all rows, but not for all groups."""
+    for rows, groups, size in ((0, 3, 8), (1, 1, 1), (1, 2, 64), (3, 4, 7), (5, 3, 128), (2, 2, 4096), (2, 3, 16384)):
+        x = random(rows, groups * size, dtype=dtype, device=device)
+        weight = random(groups * size, dtype=dtype, device=device)
+        out = poisoned(x)
+        programs.group_rmsnorm(x, weight, out, size, EPS)
+        expect(out, rms_norm(x.unflatten(-1, (groups, size)), torch.ones(size)).flatten(-2) * weight.double())
+    with pytest.raises(TensorMatchError, match=r"(?s)for weight.*rows of each, such as heads: expected 3 but got 2"):
+        programs.group_rmsnorm(x, weight[: 2 * size], out, size, EPS)
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
+        programs.group_rmsnorm(x, x[1], x, size, EPS)
+
+
 @pytest.mark.slow
 @each_device
 @each_dtype
@@ -495,7 +511,9 @@ def test_each_segment_has_its_own_program_or_that_of_the_first(programs, op, dev
             stored = torch.full_like(cache, 7.0)
             stored[slots[slots >= 0]] = x[slots >= 0]
             assert torch.equal(cache, stored)
-    with pytest.raises(TypeError, match="row program: segment 0 uses operand 1, which was not passed"):
+    with pytest.raises(
+        TypeError, match="row program: segment 0 uses operand 1 of SGL_OPERANDS, counted from 0, which was not passed"
+    ):
         getattr(programs, f"{op}_without_weight")(torch.ones(1, 1, 64, dtype=dtype, device=device))
 
 
@@ -507,14 +525,18 @@ def test_one_of_the_alike_segments_has_what_they_store(programs, device):
         torch.ones(64, device=device),
         torch.ones(3, 64, device=device),
     )
-    with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):
+    with pytest.raises(
+        TypeError, match="row program: segment 0 uses operand 3 of SGL_OPERANDS, counted from 0, which was not passed"
+    ):
         programs.alike_attention_without_caches(q, weight, angles, cache, slots)
 
 
 @each_device
 def test_a_segment_may_lack_only_rows_that_others_store_by_an_index(programs, device):
     q, cache = (torch.ones(3, 1, 64, device=device) for _ in range(2))
-    with pytest.raises(TypeError, match="row program: segment 0 uses operand 3, which was not passed"):
+    with pytest.raises(
+        TypeError, match="row program: segment 0 uses operand 3 of SGL_OPERANDS, counted from 0, which was not passed"
+    ):
         programs.attention_without_slots(q, torch.ones(64, device=device), torch.ones(3, 64, device=device), cache)
 
 
@@ -539,11 +561,11 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         programs.rmsnorm(x[:2], weight, x[1:], EPS)
     with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
         programs.rmsnorm(x, x[0], x, EPS)
-    said = "row program: segment 0 keeps a value for operand 0, which it does not store: sgl::store needs it, too"
+    said = "row program: segment 0 keeps a value for x, which it does not store: sgl::store needs it, too"
     with pytest.raises(TypeError, match=said):
         programs.forgetful(x, out)
-    for way, operand in enumerate([1, 1, 1, 1, 1, 2]):
-        said = f"segment 0 reads operand {operand} after it keeps a value for operand 2, which may be stored by then: "
+    for way, name in enumerate(["other"] * 5 + ["out"]):
+        said = f"segment 0 reads {name} after it keeps a value for out, which may be stored by then: "
         with pytest.raises(TypeError, match=f"row program: {said}read all operands before"):
             programs.reads_late(x, x, out, way)
     if device == "cpu":  # its other ways compile on no device
@@ -821,6 +843,7 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("RMSNorm", 3, 128, 0, True, 0x202, FLAT | 0x40, shape(4096, 0, 8, 128)),
     ("RMSNorm", 3, 256, 3, False, 0x222, FLAT | 0x40, shape(8192, 0, 8, 256)),
     ("RMSNorm", 3, 256, 0, True, 0x222, 0x40, shape(6144, 0, 8, 256), shape(128, 0, 8, 16)),
+    ("RMSNorm", 3, 128, 0, True, 0x222, 0, shape(128, 0, 8, 16)),
     ("FusedAddRMSNorm", 3, 256, 2, False, 0x222, FLAT | 0x400, shape(8192, 0, 8, 256)),
     ("LayerNorm", 4, 128, 0, True, 0x2222, FLAT | 0x440, shape(1024, 0, 8, 128)),
     ("PerGroup<128>", 3, 128, 0, True, CppEnum("sgl::TypesWithFp8", 0x032), FLAT, shape(7168, 0, 8, 128)),

@@ -172,6 +172,10 @@ HOST = {
         returning("a"),
         "an operand is not a value: write out = row[x] to store its elements",
     ),
+    "a result that is not stored": (
+        returning("row[a]").replace("sgl::store(out = row[a])", "row[a]"),
+        "a row program returns sgl::store(operand = value, ...)",
+    ),
     "a result that is stored twice": (
         returning("row[a], out = row[b]"),
         "sgl::store: an operand is stored once",

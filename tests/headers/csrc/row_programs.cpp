@@ -48,6 +48,13 @@ void rmsnorm(TensorView x, TensorView weight, TensorView out, float eps) {
   rmsnorm_program({eps}, F::x = rows("x", x), F::weight = shared_row("weight", weight), F::out = rows("out", out));
 }
 
+void group_rmsnorm(TensorView x, TensorView weight, TensorView out, std::int64_t size, float eps) {
+  using F = RMSNorm;
+  rmsnorm_program(
+      {eps}, F::x = in_groups(rows("x", x), size), F::weight = in_groups(shared_row("weight", weight), size),
+      F::out = in_groups(rows("out", out), size));
+}
+
 void qknorm(TensorView q, TensorView k, TensorView q_weight, TensorView k_weight, float eps) {
   using F = RMSNorm;
   const auto of = [](const Rows& x, const Rows& weight) {
@@ -321,6 +328,7 @@ SGL_EXPORT(any_softmax, (any_softmax))
 SGL_EXPORT(any_per_group, (any_per_group))
 SGL_EXPORT(per_group_of_words, (per_group_of_words))
 SGL_EXPORT(rmsnorm, (rmsnorm))
+SGL_EXPORT(group_rmsnorm, (group_rmsnorm))
 SGL_EXPORT(qknorm, (qknorm))
 SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
 SGL_EXPORT(layernorm, (layernorm))
