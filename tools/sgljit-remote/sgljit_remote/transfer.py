@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .signing import TrustedKey
 
 Progress = Callable[[str], object]
-_ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
+ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
 class Choice(NamedTuple):
     """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named.
 
     Attributes:
-        directories: those of the artifacts that are meant; None for all.
+        directories: those of the artifacts that are meant; None for all. A dry run takes some that are not there yet.
     """
 
     families: Collection[str] = ()
@@ -50,7 +50,7 @@ class Choice(NamedTuple):
 
 def directories_of(root: Path) -> list[Path]:
     """The directories of a cache's artifacts."""
-    return sorted(root.glob(_ENTRIES))
+    return sorted(root.glob(ENTRIES))
 
 
 def local(root: Path, choice: Choice) -> Iterator[Artifact]:
@@ -86,6 +86,7 @@ def push(
     that name holds all, and nothing else.
 
     Args:
+        dry_run: only read, and say what would be done.
         replace: write objects anew that are there, such as to sign them with another key. Archives keep nothing then.
 
     Raises:
@@ -96,14 +97,24 @@ def push(
     """
     key = remote.signer()
     artifacts = list(local(root, choice))
+    unmade: list[Path] = []
+    for place in sorted(set(choice.directories or ()).difference(directories_of(root))) if dry_run else ():
+        if (found := _held(remote, place.relative_to(root))) is None:
+            unmade.append(place)
+        else:
+            artifacts.append(found)
+    count = len(artifacts) + len(unmade)
     for number, artifact in enumerate(artifacts, 1):
-        did = (
-            "would push" if dry_run else "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
-        )
-        progress(f"{number}/{len(artifacts)} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
+        if dry_run:
+            did = "would push" if replace or not _is_published(remote, artifact) else "is there"
+        else:
+            did = "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
+        progress(f"{number}/{count} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
+    for number, place in enumerate(unmade, len(artifacts) + 1):
+        progress(f"{number}/{count} would push, once it is compiled: {place}")
     groups = {Archive(name, "", "", 0, ()): artifacts} if name and artifacts else archives.grouped(artifacts)
     written = {}
-    is_joined = not (name or replace or dry_run)
+    is_joined = not (name or replace)
     for archive, members in groups.items():
         entry, content = archives.packed(remote, archive, members, key, is_joined=is_joined)
         if not dry_run:
@@ -111,9 +122,27 @@ def push(
         written[entry.name] = entry
         did = "would write" if dry_run else "wrote"
         progress(f"{did} the archive {entry.name}: {len(entry.artifacts)} artifacts, {entry.size} bytes")
+    if unmade:
+        progress(f"archives get {len(unmade)} artifacts more, whose sizes are known once they are compiled")
     if written and not dry_run:
         archives.enter(remote, written, lambda: archives.listed(remote))
-    return len(artifacts)
+    return count
+
+
+def _held(remote: Remote, place: Path) -> Artifact | None:
+    """An artifact that the cache lacks, by its place below a root, from a remote; None where it must be compiled."""
+    name = objects.object_name(place.parent, place.name)
+    content = remote.get(name)
+    return next(iter(remote.unpack(name, content).artifacts), None) if content is not None else None
+
+
+def _is_published(remote: Remote, artifact: Artifact) -> bool:
+    """Whether a push would leave the object of an artifact as it is. Next to nothing of it is read."""
+    manifest = artifact.manifest
+    try:
+        return remote.get(objects.object_name(manifest.location.path, manifest.toolchain_key), most=0) is not None
+    except RefusedObjectError:  # it has more than no bytes
+        return True
 
 
 class Pulled(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,48 @@ def test_a_dry_run_writes_nothing(run, filled, server, command):
     assert status == 0
     assert output.count("would push") == 4
     assert "4 artifacts would be in" in output
-    assert server.requests == []
+    assert server.objects == {}
+    assert not [request for request in server.requests if not request.startswith("GET ")]
+
+
+@pytest.mark.parametrize("more", [(), ("--replace",), ("--name", "all")])
+def test_a_dry_run_says_what_a_push_then_does(run, filled, other, server, more):
+    run("push", "norm")
+    before = dict(server.objects)
+    _, said = run("push", *more, "--dry-run", "--directory", other)
+    assert server.objects == before
+    _, done = run("push", *more, "--directory", other)
+    for word, planned in {"pushed": "would push", "wrote": "would write", "are in": "would be in"}.items():
+        done = done.replace(word, planned)
+    assert said == done
+    assert said.count("is there: norm.number<0>") == ("--replace" not in more)
+
+
+def test_a_dry_run_asks_the_remote_for_what_is_still_to_be_compiled(run, filled, server, capsys):
+    run("push", "moe")
+    shutil.rmtree(filled / MOE.place)
+    unmade = filled / artifact(8).place
+    before = dict(server.objects)
+    wanted = [filled / NORMS[0].place, filled / MOE.place, unmade]
+    capsys.readouterr()
+    commands.push(name="llama", artifact=wanted, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"1/3 would push: {NORMS[0].manifest.build}, {len(NORMS[0].payload)} bytes",
+        f"2/3 is there: {MOE.manifest.build}, {len(MOE.payload)} bytes",
+        f"3/3 would push, once it is compiled: {unmade}",
+    ]
+    assert lines[3].startswith("would write the archive llama: 2 artifacts, ")
+    assert lines[4:] == [
+        "archives get 1 artifacts more, whose sizes are known once they are compiled",
+        f"3 artifacts would be in {server.url}",
+    ]
+    assert server.objects == before
+    assert files(filled) == sorted(one.place for one in NORMS)
+    with pytest.raises(ConfigError, match="is no artifact of the cache"):
+        commands.push(name="llama", artifact=wanted)
+    with pytest.raises(ConfigError, match="is no artifact of the cache"):
+        commands.push(name="llama", artifact=[filled / "norm"], dry_run=True)
 
 
 def test_a_dry_run_of_a_pull_reads_the_index_alone(run, filled, server, tmp_path):
