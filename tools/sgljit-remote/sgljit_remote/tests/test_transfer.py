@@ -147,6 +147,21 @@ def test_an_archive_that_each_machine_would_refuse_is_an_error(run, filled, serv
     assert not any("archives" in name or "index" in name for name in server.objects)
 
 
+def test_an_error_about_artifacts_that_are_too_many_blames_nothing_that_the_archive_has(
+    run, filled, server, said, monkeypatch
+):
+    """A warning said that this was left out, of an archive that is not written at all."""
+    put_in_place(artifact(7), filled.parent / "first")
+    run("push", "--directory", filled.parent / "first")
+    before = archived(server)
+    monkeypatch.setattr(objects, "_MEMBERS", 5)
+    status, output = run("push", "norm")
+    assert status == 1
+    assert "error: the archive cpu-x86_64.norm is not written, as each machine would refuse it: it holds" in output
+    assert said() == []
+    assert archived(server) == before == payloads(artifact(7))
+
+
 def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     run, filled, other, server, key, tmp_path, monkeypatch
 ):
