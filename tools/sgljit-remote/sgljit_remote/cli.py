@@ -8,7 +8,7 @@ import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sgljit_core import paths
+from sgljit_core import log, paths
 from sgljit_core.errors import ConfigError, SgljitError
 
 from . import config, signing, transfer
@@ -102,7 +102,7 @@ def push(
 ) -> int:
     """Publish the artifacts of a root, by default the cache, and say so; the exit status.
 
-    Raises ConfigError: there is none; and as ``transfer.push``.
+    Raises ConfigError: there is none; SgljitError: some are damaged; and as ``transfer.push``.
     """
     _check_name(name)
     root = root or paths.cache_root()
@@ -112,7 +112,13 @@ def push(
             f"nothing to push: {root} holds no such artifact; `sgljit cache list` lists those that it has"
         )
     print(f"{count} artifacts {'would be' if dry_run else 'are'} in {remote.store.shown}")
+    _fail_if_damaged()
     return 0
+
+
+def _fail_if_damaged() -> None:
+    if log.was_said("artifact_damaged"):
+        raise SgljitError("some artifacts are damaged and left out; see the warnings, and `sgljit cache prune` them")
 
 
 def _pull(given: argparse.Namespace) -> int:
@@ -141,6 +147,7 @@ def _export(given: argparse.Namespace) -> int:
     if count == 0:
         raise ConfigError(f"nothing to export: {root} holds no such artifact; `sgljit cache list` lists what it has")
     print(f"{count} artifacts are in {given.file}, {f'signed with {key}' if key else 'not signed'}")
+    _fail_if_damaged()
     return 0
 
 

@@ -70,6 +70,22 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
             yield Artifact(found.manifest, found.payload)
 
 
+def _all_of(root: Path, choice: Choice) -> list[Artifact]:
+    """The artifacts of a cache. Raises ConfigError: it has none of a family or target that is named, as if misspelt."""
+    found = list(local(root, choice))
+    absent = [*(set(choice.families) - {one.manifest.family or "_" for one in found})]
+    absent += set(choice.targets) - {one.manifest.target for one in found}
+    if absent:
+        places = [path.relative_to(root).parts[:2] for path in directories_of(root)]
+        families = ", ".join(sorted({family for _, family in places})) or "none"
+        targets = ", ".join(sorted({target for target, _ in places})) or "none"
+        raise ConfigError(
+            f"{root} has no such artifact of {', '.join(sorted(absent))}; it has the families {families} and the "
+            f"targets {targets}"
+        )
+    return found
+
+
 def push(
     remote: Remote,
     root: Path,
@@ -90,13 +106,14 @@ def push(
         replace: write objects anew that are there, such as to sign them with another key. Archives keep nothing then.
 
     Raises:
+        ConfigError: there is no artifact of a family or a target that is named.
         UntrustedRemoteError: keys are trusted, and there is none to sign with.
         KeyFileError: the key cannot be used, or has expired.
         RemoteUnavailableError: the remote does not take them.
         RefusedObjectError: they are too many, or too large, for one archive.
     """
     key = remote.signer()
-    artifacts = list(local(root, choice))
+    artifacts = _all_of(root, choice)
     unmade: list[Path] = []
     for place in sorted(set(choice.directories or ()).difference(directories_of(root))) if dry_run else ():
         if (found := _held(remote, place.relative_to(root))) is None:
@@ -218,9 +235,10 @@ def _is_there(root: Path, place: str) -> bool:
 def export_file(file: Path, root: Path, choice: Choice, key: Ed25519PrivateKey | None) -> int:
     """Write the artifacts of a cache to a file, signed with a key if there is one; returns their number.
 
-    Raises OSError: the file cannot be written. One that was there is replaced by the whole new one, or stays.
+    Raises OSError: the file cannot be written. One that was there is replaced by the whole new one, or stays. Raises
+    ConfigError: there is no artifact of a family or a target that is named.
     """
-    artifacts = list(local(root, choice))
+    artifacts = _all_of(root, choice)
     if artifacts:
         with owned.replaced(file) as written, written.open("xb") as opened:
             opened.write(objects.pack(artifacts, key))

@@ -209,6 +209,40 @@ def test_families_and_targets_are_chosen(run, filled, server, tmp_path):
     assert files(tmp_path / "moe") == [MOE.place]
 
 
+@pytest.mark.parametrize("command", [["push"], ["push", "--dry-run"], ["export", "kernels.zip"]])
+@pytest.mark.parametrize(
+    ("chosen", "absent"),
+    [(["norm", "nrom"], "nrom"), (["moe", "--target", "cpu-x86_64", "--target", "sm_9"], "sm_9"), (["nrom"], "nrom")],
+)
+def test_a_misspelt_family_or_target_is_an_error_and_nothing_is_done(
+    run, filled, server, tmp_path, monkeypatch, command, chosen, absent
+):
+    """Though others that are named have artifacts: a status of 0 would say that all is done."""
+    monkeypatch.chdir(tmp_path)
+    status, output = run(*command, *chosen)
+    assert status == 1
+    assert output == (
+        f"error: {filled} has no such artifact of {absent}; it has the families moe, norm and the targets cpu-x86_64\n"
+    )
+    assert server.objects == {}
+    assert not (tmp_path / "kernels.zip").exists()
+
+
+@pytest.mark.parametrize("command", [["push"], ["export", "kernels.zip"]])
+def test_artifacts_that_are_damaged_are_left_out_and_the_status_is_1(
+    run, filled, server, said, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    (filled / NORMS[0].place / NORMS[0].manifest.payload).write_bytes(b"damaged")
+    status, output = run(*command)
+    assert status == 1
+    assert "\n3 artifacts are in " in f"\n{output}"
+    assert output.endswith(
+        "error: some artifacts are damaged and left out; see the warnings, and `sgljit cache prune` them\n"
+    )
+    assert f"{filled / NORMS[0].place} is damaged and left out: " in said()[0]
+
+
 def test_what_a_model_asked_for_is_pushed_alone(run, filled, server, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(filled.parent)
     commands.push(name="llama", artifact=[filled / NORMS[0].place, Path(filled.name) / MOE.place])
@@ -340,7 +374,7 @@ def test_an_archive_that_nobody_pushed_is_an_error_with_those_that_there_are(run
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("push", "rope"), "nothing to push"),
+        (("push", "--directory", "/nothing"), "nothing to push: /nothing holds no such artifact"),
         (("push", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
         (("push", "--name", "sm_90a.norm"), "--name takes letters"),
         (("pull", "norm", "--name", "x"), "--name is one archive, which is pulled whole"),
@@ -457,7 +491,10 @@ def test_the_commands_of_sgljit_do_the_same(sgljit, filled, server, key, monkeyp
     [
         (("pull", "--name", "a", "norm"), "leave out the families and --target"),
         (("pull", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
-        (("push", "attention"), "nothing to push"),
+        (
+            ("push", "attention"),
+            "cache has no such artifact of attention; it has the families moe, norm and the targets",
+        ),
     ],
 )
 def test_wrong_arguments_of_sgljit_are_an_error_too(sgljit, filled, arguments, text):
