@@ -334,7 +334,8 @@ def test_a_file_that_is_none_is_an_error(tmp_path, command):
 def test_nothing_to_export_is_an_error(tmp_path, command):
     code, printed = command("export", tmp_path / "file", "norm")
     assert code == 1
-    assert "nothing to export" in printed
+    assert "cache has no such artifact of norm; it has the families none and the targets none" in printed
+    assert "nothing to export: " in command("export", tmp_path / "file")[1]
     assert not (tmp_path / "file").exists()
 
 
