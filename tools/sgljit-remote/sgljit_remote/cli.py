@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from datetime import datetime, timedelta, timezone
@@ -168,11 +169,18 @@ def _keys(given: argparse.Namespace) -> config.Settings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. An error gives a message on stderr and exit status 1, not a traceback."""
+    """Run the command line. An error gives a message on stderr and exit status 1, not a traceback; Ctrl-C gives 130."""
     given = _parser().parse_args(arguments)
     commands = {"push": _push, "pull": _pull, "export": _export, "import": _import, "key": _new_key}
     try:
-        sys.exit(commands[given.command](given))
+        status = commands[given.command](given)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # nobody reads any more, as behind `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes what is left
+        status = 1
     except (SgljitError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        status = 1
+    sys.exit(status)

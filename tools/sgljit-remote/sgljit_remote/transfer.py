@@ -294,8 +294,10 @@ def keys_for(file: Path, settings: Settings) -> tuple[TrustedKey, ...]:
     Raises:
         UntrustedRemoteError: nothing says whose code it has.
         KeyFileError: a key cannot be used.
+        OSError: there is no such file.
     """
     if not (settings.trusted_keys or settings.unsigned):
+        file.stat()  # one that is missing is no question of trust
         raise UntrustedRemoteError(
             f"{file} is not used: whoever made it could run code as you. Name the keys whose code you trust in "
             "SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
