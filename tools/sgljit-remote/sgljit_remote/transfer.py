@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .signing import TrustedKey
 
 Progress = Callable[[str], object]
-ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
+ENTRIES = "[!.]*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
 class Choice(NamedTuple):
@@ -49,8 +49,11 @@ class Choice(NamedTuple):
 
 
 def directories_of(root: Path) -> list[Path]:
-    """The directories of a cache's artifacts."""
-    return sorted(root.glob(ENTRIES))
+    """The directories of a cache's artifacts. Raises OSError: one above them cannot be listed, which a glob hides."""
+    places = [root]
+    for pattern in ENTRIES.split("/"):
+        places = [child for place in places if place.is_dir() for child in place.iterdir() if child.match(pattern)]
+    return sorted(places)
 
 
 def local(root: Path, choice: Choice) -> Iterator[Artifact]:
@@ -58,7 +61,7 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
     for path in directories_of(root):
         target, family = path.relative_to(root).parts[:2]
         is_meant = choice.directories is None or path in choice.directories
-        if target.startswith(".") or not is_meant or not choice.takes(family, target):
+        if not is_meant or not choice.takes(family, target):
             continue
         try:
             found = lookup.read(path, root)

@@ -228,6 +228,26 @@ def test_a_misspelt_family_or_target_is_an_error_and_nothing_is_done(
     assert not (tmp_path / "kernels.zip").exists()
 
 
+@pytest.mark.parametrize("command", [["push"], ["push", "norm"], ["export", "kernels.zip"]])
+@pytest.mark.parametrize("closed", [".", "cpu-x86_64/moe"])
+def test_a_cache_that_may_not_be_read_is_not_taken_for_an_empty_one(
+    run, filled, server, tmp_path, monkeypatch, command, closed
+):
+    monkeypatch.chdir(tmp_path)
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path == filled / closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    status, output = run(*command)
+    assert (status, output) == (1, f"error: [Errno 13] Permission denied: '{filled / closed}'\n")
+    assert server.objects == {}
+    assert not (tmp_path / "kernels.zip").exists()
+
+
 @pytest.mark.parametrize("command", [["push"], ["export", "kernels.zip"]])
 def test_artifacts_that_are_damaged_are_left_out_and_the_status_is_1(
     run, filled, server, said, tmp_path, monkeypatch, command
