@@ -60,9 +60,10 @@ def _explain(finder: Finder[T]) -> Explanation:
     request = finder.request
     label, markers = request.named.label, request.build.markers
     try:
-        return explain_miss(label, markers, request.location, request.source, request.tools, finder.all_tiers())
+        found = explain_miss(label, markers, request.location, request.source, request.tools, finder.all_tiers())
     except (OSError, ManifestError):  # an answer only says why; nothing depends on it
-        return Explanation(label, request.location, None)
+        found = Explanation(label, request.location, None)
+    return found._replace(toolchain_key=request.toolchain_key)
 
 
 def _check_allowed(finder: Finder[T]) -> None:

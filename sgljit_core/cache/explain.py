@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         build: what messages call it.
-        location: where its artifacts would lie below a root.
+        location, toolchain_key: where its artifacts would lie below a root; no key for a hit, or without a compiler.
         artifact: the directory of the artifact that serves; None for a miss.
         nearest: the directory of the artifact of the same module that differs least; None where there is none.
         differences: what sets the build apart from ``nearest``, most telling first.
@@ -38,6 +38,7 @@ class Explanation(NamedTuple):
     differences: tuple[str, ...] = ()
     other_targets: tuple[str, ...] = ()
     remedy: str = ""
+    toolchain_key: str | None = None
 
     @property
     def source_key(self) -> str:

@@ -152,13 +152,17 @@ def test_a_directory_that_may_not_be_listed_is_an_error_with_a_remedy(tmp_path, 
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", closed)
-    with pytest.raises(errors.StorageError, match=r"entries: .*Permission denied.*Name another that you may"):
+    with pytest.raises(
+        errors.StorageError, match=r"the cache cannot be listed: .*Permission denied.*Name another that you may"
+    ):
         sgljit_tools.cache.entries(tmp_path)
 
 
 def test_an_archive_that_cannot_be_opened_is_an_error_with_a_remedy(cache, tmp_path):
     for file, reason in ((tmp_path / ("x" * 300), "File name too long"), (tmp_path, "Is a directory")):
-        with pytest.raises(errors.StorageError, match=f"import_archive: .*{reason}.*Name another that you may read"):
+        with pytest.raises(
+            errors.StorageError, match=f"the archive cannot be imported: .*{reason}.*Name another that you may read"
+        ):
             sgljit_tools.cache.import_archive(file)
     with pytest.raises(FileNotFoundError, match=r"nothing\.zip"):
         sgljit_tools.cache.import_archive(tmp_path / "nothing.zip")

@@ -198,8 +198,19 @@ def test_the_same_artifacts_make_the_same_archive(warm_cache, tmp_path):
     for name in ("one.zip", "two.zip"):
         sgljit_tools.cache.export_archive(tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
-    assert sgljit_tools.cache.export_archive(tmp_path / "none.zip", family="norm") == 0
-    assert sgljit_tools.cache.export_archive(tmp_path / "none.zip", target="sm_90a") == 0
+
+
+def test_an_export_of_nothing_leaves_a_file_as_it_is(warm_cache, tmp_path):
+    file = tmp_path / "a.zip"
+    assert sgljit_tools.cache.export_archive(file, family="norm") == 0
+    assert not file.exists()
+    sgljit_tools.cache.export_archive(file)
+    before = file.read_bytes()
+    assert sgljit_tools.cache.export_archive(file, target="sm_90a") == 0
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.glob("*.zip*")] == ["a.zip"]
+    with pytest.raises(FileNotFoundError, match=r"/nowhere'$"):
+        sgljit_tools.cache.export_archive(tmp_path / "nowhere/a.zip")
 
 
 def _rewritten(source, target, change):
@@ -596,6 +607,7 @@ def test_an_export_of_nothing_fails_and_says_what_there_is(tmp_path, cache):
     environment = {**os.environ, "SGLJIT_CACHE_DIR": str(cache)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
+    assert done.stdout == ""
     assert "error: nothing to write; the cache has the families none and targets none" in done.stderr
 
 

@@ -193,7 +193,7 @@ def test_the_command_builds_for_another_architecture_without_a_gpu(shape, tmp_pa
     shape(model_type="qwen9")
     arguments = ("--model", str(tmp_path), "--cuda-arch", "9.0")
     environment = {"SGLJIT_CACHE_DIR": str(tmp_path / "cache"), "SGLJIT_JIT": "error"}
-    listed = run(*arguments, "--list", **environment)
+    listed = run(*arguments, "--dry-run", **environment)
     assert listed.returncode == 0, listed.stderr
     assert "device.row_program<norms::RMSNorm<false>, 3, " in listed.stdout
     assert ": a hit" not in listed.stdout
@@ -201,7 +201,7 @@ def test_the_command_builds_for_another_architecture_without_a_gpu(shape, tmp_pa
     built = run(*arguments, **environment)
     assert built.returncode == 0, built.stderr
     assert f"{len(listed.stdout.splitlines())} modules are ready for qwen9 in bfloat16 on sm_90a" in built.stdout
-    assert ": a miss" not in run(*arguments, "--list", **environment).stdout
+    assert ": a miss" not in run(*arguments, "--dry-run", **environment).stdout
 
 
 def test_errors_of_the_command_are_sentences(tmp_path):

@@ -55,8 +55,8 @@ def test_a_command_that_fails_leaves_the_others_at_work(tmp_path):
 
 
 PUBLISH = """\
-def {name}(name: str, artifact: list[str]) -> None:
-    print(name, *(path.parts[-5:-2] for path in artifact))
+def {name}(name: str, artifact: list[str], dry_run: bool) -> None:
+    print(dry_run, name, *sorted(path.parts[-5:] for path in artifact))
 """
 
 
@@ -71,13 +71,32 @@ def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_pat
     # The cache of the run: other tests compile the same.
     found = {"SGLJIT_PLUGINS": "sgljit-norm,stranger-push", "SGLJIT_CACHE_DIR": str(private_cache)}
     said = _sgljit(tmp_path, *arguments, **found)
-    assert "\npublishing 3 of them, those that are in the cache /" in said
-    assert f"llama ('cpu-{platform.machine()}', 'norm', 'norm')" in said
+    assert "\npublishing 3 of them, those of the cache /" in said
+    published = said.splitlines()[-1]
+    assert published.startswith("False llama ")
+    assert f"('cpu-{platform.machine()}', 'norm', 'norm', " in published
+    # The same, before anything is compiled.
+    found["SGLJIT_CACHE_DIR"] = str(tmp_path / "empty")
+    said = _sgljit(tmp_path, *arguments, "--dry-run", **found)
+    assert said.count(": a miss, ") == 3
+    assert "\nwould publish 3 of them, those of the cache /" in said
+    assert said.splitlines()[-1] == published.replace("False", "True")
+    assert not [*(tmp_path / "empty").glob("[!.]*/*/*/*/*")]
 
 
-def test_a_list_publishes_nothing_and_says_so(tmp_path):
-    said = _sgljit(tmp_path, "prepare", "--model", str(tmp_path), "--list", "--push", "llama", status=1)
-    assert said == "error: --list builds nothing, so --push has nothing to publish: leave out one of them\n"
+@pytest.mark.slow
+def test_a_dry_run_of_prepare_sends_nothing_to_a_remote(tmp_path):
+    """Not even the host parts that it compiles for its question, where the mode publishes what is compiled."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "store").mkdir()
+    remote = {"SGLJIT_REMOTE": str(tmp_path / "store"), "SGLJIT_REMOTE_MODE": "readwrite"}
+    arguments = ("prepare", "--model", str(tmp_path), "--push", "llama", "--dry-run")
+    said = _sgljit(tmp_path, *arguments, SGLJIT_PLUGINS="sgljit-norm,sgljit-remote", **remote)
+    assert said.count(" would push, once it is compiled: ") == 3
+    assert said.splitlines()[-1] == f"3 artifacts would be in {tmp_path / 'store'}"
+    assert [*(tmp_path / "store").iterdir()] == []
+    assert "SGLJIT_PREBUILT_PATH" not in said
 
 
 def test_a_wheel_that_is_to_be_signed_fails_before_anything_is_compiled(tmp_path):

@@ -67,17 +67,18 @@ def packed(
 
     Raises:
         RemoteUnavailableError: the remote does not answer.
-        LossError: something cannot be kept.
+        LossError: something may not be lost, and cannot be kept.
         RefusedObjectError: the artifacts are too many, or too large, for one archive.
     """
     members = list(members)
     content, places = objects.pack(members, key), [member.place for member in members]
+    if much := objects.too_much(content):  # leaving out what the archive has would not help
+        text = f"the archive {archive.name} is not written, as each machine would refuse it: {much}"
+        raise RefusedObjectError(text) if may_lose else LossError(text)
     if is_joined:
         own = frozenset(places)
         content, others = remote.joined(content, archive.object_name, lambda place: place not in own, may_lose=may_lose)
         places += others
-    if much := objects.too_much(content):
-        raise RefusedObjectError(f"the archive {archive.name} is not written, as each machine would refuse it: {much}")
     return archive._replace(size=len(content), artifacts=tuple(places)), content
 
 

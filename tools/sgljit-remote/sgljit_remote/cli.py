@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sgljit_core import paths
+from sgljit_core import log, paths
 from sgljit_core.errors import ConfigError, SgljitError
 
 from . import config, signing, transfer
@@ -104,7 +105,7 @@ def push(
 ) -> int:
     """Publish the artifacts of a root, by default the cache, and say so; the exit status.
 
-    Raises ConfigError: there is none; and as ``transfer.push``.
+    Raises ConfigError: there is none; SgljitError: some are damaged; and as ``transfer.push``.
     """
     _check_name(name)
     root = root or paths.cache_root()
@@ -114,7 +115,13 @@ def push(
             f"nothing to push: {root} holds no such artifact; `sgljit cache list` lists those that it has"
         )
     print(f"{count} artifacts {'would be' if dry_run else 'are'} in {remote.store.shown}")
+    _fail_if_damaged()
     return 0
+
+
+def _fail_if_damaged() -> None:
+    if log.was_said("artifact_damaged"):
+        raise SgljitError("some artifacts are damaged and left out; see the warnings, and `sgljit cache prune` them")
 
 
 def _pull(given: argparse.Namespace) -> int:
@@ -143,6 +150,7 @@ def _export(given: argparse.Namespace) -> int:
     if count == 0:
         raise ConfigError(f"nothing to export: {root} holds no such artifact; `sgljit cache list` lists what it has")
     print(f"{count} artifacts are in {given.file}, {f'signed with {key}' if key else 'not signed'}")
+    _fail_if_damaged()
     return 0
 
 
@@ -163,11 +171,18 @@ def _keys(given: argparse.Namespace) -> config.Settings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. An error gives a message on stderr and exit status 1, not a traceback."""
+    """Run the command line. An error gives a message on stderr and exit status 1, not a traceback; Ctrl-C gives 130."""
     given = _parser().parse_args(arguments)
     commands = {"push": _push, "pull": _pull, "export": _export, "import": _import, "key": _new_key}
     try:
-        sys.exit(commands[given.command](given))
+        status = commands[given.command](given)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # nobody reads any more, as behind `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes what is left
+        status = 1
     except (SgljitError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        status = 1
+    sys.exit(status)

@@ -79,15 +79,21 @@ def push(
 
     `sgljit prepare --push NAME` gives it what a model asks for.
     """
-    choice = _choice(families, target)._replace(directories=None if artifact is None else _in_cache(artifact))
+    directories = None if artifact is None else _in_cache(artifact, dry_run)
+    choice = _choice(families, target)._replace(directories=directories)
     cli.push(_remote(sign), choice, name, dry_run=dry_run, replace=replace)
 
 
-def _in_cache(places: list[Path]) -> set[Path]:
-    own = {path.resolve(): path for path in transfer.directories_of(paths.cache_root())}
+def _in_cache(places: list[Path], dry_run: bool) -> set[Path]:
+    """The directories of artifacts, as the cache names them. A dry run takes those that are still to be made."""
+    root = paths.cache_root()
+    own = {path.resolve(): path for path in transfer.directories_of(root)}
+    if dry_run:
+        below = (place for place in places if place.is_relative_to(root))
+        own = {at.resolve(): at for at in below if at.relative_to(root).match(transfer.ENTRIES)} | own
     for place in places:
         if place.resolve() not in own:
-            raise ConfigError(f"--artifact {place} is no artifact of the cache {paths.cache_root()}")
+            raise ConfigError(f"--artifact {place} is no artifact of the cache {root}")
     return {own[place.resolve()] for place in places}
 
 

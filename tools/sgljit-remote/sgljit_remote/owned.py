@@ -97,5 +97,9 @@ def replaced(file: Path) -> Iterator[Path]:
     try:
         yield written
         written.replace(file)
+    except OSError as error:
+        if error.filename == str(written):  # a name that nobody has given
+            error.filename = str(file)
+        raise
     finally:
         written.unlink(missing_ok=True)

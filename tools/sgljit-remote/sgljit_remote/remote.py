@@ -52,6 +52,7 @@ class Remote:
     Raises:
         KeyFileError: a key cannot be used.
         UntrustedRemoteError: nothing says whose code it holds.
+        RemoteUnavailableError: nor does anybody know its scheme, which may be misspelt.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,6 +67,7 @@ class Remote:
         is_checked = bool(self.trusted) or settings.unsigned
         self.store = stores.opened(settings.url, settings.timeout, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
+            self.store.get_ready()
             raise UntrustedRemoteError(
                 f"the remote {self.store.shown} is not used: whoever can write there could run code as you. Name the "
                 f"keys whose code you trust in SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
@@ -568,7 +570,7 @@ def current() -> Session | None:
 def _session(settings: Settings) -> Session | None:
     try:
         return Session(Remote(settings), archives=settings.is_writable)
-    except (KeyFileError, UntrustedRemoteError) as error:
+    except (KeyFileError, UntrustedRemoteError, RemoteUnavailableError) as error:
         _not_used(stores.shown(settings.url), str(error), str(error))
         return None
 

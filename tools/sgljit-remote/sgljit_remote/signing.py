@@ -143,7 +143,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    content, until = _read(path)
+    content, until = _read(path, "expected a private key, as --sign or SGLJIT_SIGNING_KEY names it")
     if fault := _expired(path, until):
         raise KeyFileError(f"{fault}: it signs nothing any more. Make another with `sgljit-remote key new`")
     try:
@@ -183,7 +183,7 @@ def _files(place: Path) -> Iterator[Path]:
 
 
 def _public_key(path: Path) -> TrustedKey:
-    content, until = _read(path)
+    content, until = _read(path, "expected public keys, as files *.pub, where SGLJIT_TRUSTED_KEYS names some")
     if plain := _PEM.fullmatch(content):  # the one form that Ed25519 has
         return TrustedKey(path, base64.b64decode(plain[1])[-32:], until)
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -199,14 +199,14 @@ def _public_key(path: Path) -> TrustedKey:
     return TrustedKey(path, key.public_bytes_raw(), until)
 
 
-def _read(path: Path) -> tuple[bytes, date | None]:
-    """The PEM text of a key, and the last day on which it counts."""
+def _read(path: Path, expected: str) -> tuple[bytes, date | None]:
+    """The PEM text of a key, and the last day on which it counts. ``expected`` says what names the key."""
     try:
         content = owned.read(path, _LARGEST)
     except UntrustedCacheError as error:
         raise KeyFileError(f"the key {path} is not used: {error}") from error
     except OSError as error:
-        raise KeyFileError(f"the key {path} cannot be read ({error.strerror})") from error
+        raise KeyFileError(f"the key {path} cannot be read ({error.strerror}); {expected}") from error
     header, begin, pem = content.partition(b"-----BEGIN ")
     if not begin:
         return content, None

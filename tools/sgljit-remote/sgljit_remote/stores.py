@@ -60,7 +60,8 @@ def opened(url: str, seconds: float = math.inf, *, check_owners: bool) -> Store:
 def shown(url: str) -> str:
     """A URL for messages: without a password, which may also be in its query."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}" if parts.scheme else parts.path
 
 
 class DirectoryStore(Store):
@@ -269,12 +270,15 @@ class FsspecStore(Store):
         return True
 
     def get_ready(self) -> None:
-        from fsspec import get_filesystem_class  # takes 10 ms to import, and some of its packages a second
-
         try:
+            from fsspec import get_filesystem_class  # takes 10 ms to import, and some of its packages a second
+
             get_filesystem_class(urlsplit(self._url).scheme)
-        except (ImportError, ValueError) as error:  # a package is missing, or nobody knows the scheme
+        except ImportError as error:  # a package is missing
             raise RemoteUnavailableError(str(error)) from error
+        except ValueError as error:
+            known = "https, http, file, oci, oci+http, or one that fsspec knows, such as s3"
+            raise RemoteUnavailableError(f"{error}. Expected a URL that begins with {known}") from error
 
     def _place(self, name: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs

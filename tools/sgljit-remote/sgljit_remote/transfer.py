@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .signing import TrustedKey
 
 Progress = Callable[[str], object]
-_ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
+ENTRIES = "[!.]*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
 class Choice(NamedTuple):
     """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named.
 
     Attributes:
-        directories: those of the artifacts that are meant; None for all.
+        directories: those of the artifacts that are meant; None for all. A dry run takes some that are not there yet.
     """
 
     families: Collection[str] = ()
@@ -49,8 +49,11 @@ class Choice(NamedTuple):
 
 
 def directories_of(root: Path) -> list[Path]:
-    """The directories of a cache's artifacts."""
-    return sorted(root.glob(_ENTRIES))
+    """The directories of a cache's artifacts. Raises OSError: one above them cannot be listed, which a glob hides."""
+    places = [root]
+    for pattern in ENTRIES.split("/"):
+        places = [child for place in places if place.is_dir() for child in place.iterdir() if child.match(pattern)]
+    return sorted(places)
 
 
 def local(root: Path, choice: Choice) -> Iterator[Artifact]:
@@ -58,7 +61,7 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
     for path in directories_of(root):
         target, family = path.relative_to(root).parts[:2]
         is_meant = choice.directories is None or path in choice.directories
-        if target.startswith(".") or not is_meant or not choice.takes(family, target):
+        if not is_meant or not choice.takes(family, target):
             continue
         try:
             found = lookup.read(path, root)
@@ -68,6 +71,22 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
             continue
         if found is not None:
             yield Artifact(found.manifest, found.payload)
+
+
+def _all_of(root: Path, choice: Choice) -> list[Artifact]:
+    """The artifacts of a cache. Raises ConfigError: it has none of a family or target that is named, as if misspelt."""
+    found = list(local(root, choice))
+    absent = [*(set(choice.families) - {one.manifest.family or "_" for one in found})]
+    absent += set(choice.targets) - {one.manifest.target for one in found}
+    if absent:
+        places = [path.relative_to(root).parts[:2] for path in directories_of(root)]
+        families = ", ".join(sorted({family for _, family in places})) or "none"
+        targets = ", ".join(sorted({target for target, _ in places})) or "none"
+        raise ConfigError(
+            f"{root} has no such artifact of {', '.join(sorted(absent))}; it has the families {families} and the "
+            f"targets {targets}"
+        )
+    return found
 
 
 def push(
@@ -86,24 +105,36 @@ def push(
     that name holds all, and nothing else.
 
     Args:
+        dry_run: only read, and say what would be done.
         replace: write objects anew that are there, such as to sign them with another key. Archives keep nothing then.
 
     Raises:
+        ConfigError: there is no artifact of a family or a target that is named.
         UntrustedRemoteError: keys are trusted, and there is none to sign with.
         KeyFileError: the key cannot be used, or has expired.
         RemoteUnavailableError: the remote does not take them.
         RefusedObjectError: they are too many, or too large, for one archive.
     """
     key = remote.signer()
-    artifacts = list(local(root, choice))
+    artifacts = _all_of(root, choice)
+    unmade: list[Path] = []
+    for place in sorted(set(choice.directories or ()).difference(directories_of(root))) if dry_run else ():
+        if (found := _held(remote, place.relative_to(root))) is None:
+            unmade.append(place)
+        else:
+            artifacts.append(found)
+    count = len(artifacts) + len(unmade)
     for number, artifact in enumerate(artifacts, 1):
-        did = "would push"
-        if not dry_run:
+        if dry_run:
+            did = "would push" if replace or not _is_published(remote, artifact) else "is there"
+        else:
             did = "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
-        progress(f"{number}/{len(artifacts)} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
+        progress(f"{number}/{count} {did}: {artifact.manifest.build}, {len(artifact.payload)} bytes")
+    for number, place in enumerate(unmade, len(artifacts) + 1):
+        progress(f"{number}/{count} would push, once it is compiled: {place}")
     groups = {Archive(name, "", "", 0, ()): artifacts} if name and artifacts else archives.grouped(artifacts)
     written = {}
-    is_joined = not (name or replace or dry_run)
+    is_joined = not (name or replace)
     for archive, members in groups.items():
         entry, content = archives.packed(remote, archive, members, key, is_joined=is_joined)
         if not dry_run:
@@ -111,9 +142,27 @@ def push(
         written[entry.name] = entry
         did = "would write" if dry_run else "wrote"
         progress(f"{did} the archive {entry.name}: {len(entry.artifacts)} artifacts, {entry.size} bytes")
+    if unmade:
+        progress(f"archives get {len(unmade)} artifacts more, whose sizes are known once they are compiled")
     if written and not dry_run:
         archives.enter(remote, written, lambda: archives.listed(remote))
-    return len(artifacts)
+    return count
+
+
+def _held(remote: Remote, place: Path) -> Artifact | None:
+    """An artifact that the cache lacks, by its place below a root, from a remote; None where it must be compiled."""
+    name = objects.object_name(place.parent, place.name)
+    content = remote.get(name)
+    return next(iter(remote.unpack(name, content).artifacts), None) if content is not None else None
+
+
+def _is_published(remote: Remote, artifact: Artifact) -> bool:
+    """Whether a push would leave the object of an artifact as it is. Next to nothing of it is read."""
+    manifest = artifact.manifest
+    try:
+        return remote.get(objects.object_name(manifest.location.path, manifest.toolchain_key), most=0) is not None
+    except RefusedObjectError:  # it has more than no bytes
+        return True
 
 
 class Pulled(NamedTuple):
@@ -192,10 +241,11 @@ def export_file(file: Path, root: Path, choice: Choice, key: Ed25519PrivateKey |
     One that was there is replaced by the whole new one, or stays.
 
     Raises:
+        ConfigError: there is no artifact of a family or a target that is named.
         RefusedObjectError: the artifacts are too many, or too large, for one file.
         OSError: the file cannot be written.
     """
-    artifacts = list(local(root, choice))
+    artifacts = _all_of(root, choice)
     if artifacts:
         content = objects.pack(artifacts, key)
         if much := objects.too_much(content):
@@ -254,8 +304,10 @@ def keys_for(file: Path, settings: Settings) -> tuple[TrustedKey, ...]:
     Raises:
         UntrustedRemoteError: nothing says whose code it has.
         KeyFileError: a key cannot be used.
+        OSError: there is no such file.
     """
     if not (settings.trusted_keys or settings.unsigned):
+        file.stat()  # one that is missing is no question of trust
         raise UntrustedRemoteError(
             f"{file} is not used: whoever made it could run code as you. Name the keys whose code you trust in "
             "SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"

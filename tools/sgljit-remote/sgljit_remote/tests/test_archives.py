@@ -115,6 +115,16 @@ def test_an_archive_that_would_get_too_large_stays_as_it_is(server, remote, said
     assert said() == []
 
 
+@pytest.mark.parametrize("limit", ["remote.LARGEST_ARCHIVE", "objects._MEMBERS", "objects.LARGEST"])
+def test_artifacts_that_are_too_large_by_themselves_are_no_fault_of_the_index(
+    server, session, said, monkeypatch, limit
+):
+    monkeypatch.setattr(f"sgljit_remote.{limit}", 1)
+    session(is_writable=True)._archive([ONE])
+    assert said() == []
+    assert not [name for name in server.objects if "archives" in name or name.endswith("index.json")]
+
+
 @pytest.mark.parametrize("limit", ["remote.LARGEST_ARCHIVE", "objects._MEMBERS"])
 def test_an_archive_that_gets_larger_than_expected_stays_as_it_is(server, remote, said, monkeypatch, limit):
     """What nobody writes, nobody warns of."""

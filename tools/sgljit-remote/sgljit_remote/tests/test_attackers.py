@@ -346,7 +346,10 @@ def other_kind() -> bytes:
     ("prepare", "text"),
     [
         (lambda place: place.mkdir(), "where there is no key"),
-        (lambda place: None, r"cannot be read \(No such file"),
+        (
+            lambda place: None,
+            r"cannot be read \(No such file or directory\); expected public keys, as files \*\.pub, where SGLJIT",
+        ),
         (lambda place: place.write_text("nothing"), "is not a public key in PEM"),
         (lambda place: place.write_bytes(other_kind()), "expected Ed25519"),
         (lambda place: (place.write_bytes(other_kind()), place.chmod(0o666)), "can be written by group or others"),
@@ -373,6 +376,11 @@ def test_a_private_key_that_is_none(tmp_path, server):
     (tmp_path / "key").write_text("nothing")
     with pytest.raises(KeyFileError, match="is not a private key in PEM without a password"):
         Remote(Settings(server.url, unsigned=True, signing_key=tmp_path / "key")).signer()
+    text = (
+        r"nothing cannot be read \(No such file or directory\); expected a private key, as --sign or SGLJIT_SIGNING_KEY"
+    )
+    with pytest.raises(KeyFileError, match=text):
+        Remote(Settings(server.url, unsigned=True, signing_key=tmp_path / "nothing")).signer()
 
 
 def test_who_trusts_keys_and_has_none_publishes_nothing(server, session, key, said):

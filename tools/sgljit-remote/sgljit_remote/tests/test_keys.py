@@ -10,7 +10,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from sgljit_remote import objects, signing, stats, transfer
+from sgljit_remote import bundles, cli, objects, signing, stats, transfer
 from sgljit_remote.cli import main
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import KeyFileError
@@ -331,10 +331,38 @@ def test_a_file_that_is_none_is_an_error(tmp_path, command):
     assert "it is no archive of artifacts, or is damaged" in printed
 
 
+def test_a_file_that_is_missing_is_named_and_no_question_of_trust(tmp_path, exported, command):
+    code, printed = command("import", tmp_path / "missing")
+    assert (code, printed) == (1, f"error: [Errno 2] No such file or directory: '{tmp_path}/missing'\n")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        bundles.unbundle(tmp_path / "missing")
+    code, printed = command("export", tmp_path / "nowhere/file")
+    assert (code, printed) == (1, f"error: [Errno 2] No such file or directory: '{tmp_path}/nowhere/file'\n")
+
+
+def test_a_reader_that_has_gone_and_an_interrupt_give_no_traceback(tmp_path, key, monkeypatch):
+    """As `| head` and Ctrl-C."""
+    place = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    line = [sys.executable, "-m", "sgljit_remote", "key", "new", str(tmp_path / "new")]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, env={**os.environ, **place}, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+    def interrupted(given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_new_key", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        main(["key", "new", str(tmp_path / "newer")])
+
+
 def test_nothing_to_export_is_an_error(tmp_path, command):
     code, printed = command("export", tmp_path / "file", "norm")
     assert code == 1
-    assert "nothing to export" in printed
+    assert "cache has no such artifact of norm; it has the families none and the targets none" in printed
+    assert "nothing to export: " in command("export", tmp_path / "file")[1]
     assert not (tmp_path / "file").exists()
 
 

@@ -24,7 +24,7 @@ from sgljit_remote import asking, config, counts, objects, stores, web
 from sgljit_remote.asking import TryAgainError
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import RefusedObjectError, RemoteUnavailableError
-from sgljit_remote.remote import Remote, Session
+from sgljit_remote.remote import Remote, Session, session as session_of
 
 from .conftest import files
 from .served import artifact, redirecting, running, within
@@ -181,6 +181,18 @@ def test_a_scheme_that_nobody_here_opens_says_what_to_do(url):
         pass
     with pytest.raises(RemoteUnavailableError, match=r"Install s3fs|Protocol not known: nonsense"):
         stores.opened(url, check_owners=False).get("x", 1, LATER)
+
+
+@pytest.mark.parametrize("url", ["htps://host/kernels", "flie:///srv/kernels"])
+def test_a_misspelt_scheme_is_named_before_anybody_is_asked_to_trust_it(url, said):
+    text = f"Protocol not known: {url.partition(':')[0]}. Expected a URL that begins with https, http, file, oci, "
+    for unsigned in (True, False):
+        with pytest.raises(RemoteUnavailableError, match=re.escape(text)):
+            Remote(config.settings(url)._replace(unsigned=unsigned)).get_ready()
+    assert session_of(config.settings(url)) is None
+    (warning,) = said()
+    assert text in warning
+    assert stores.shown(url) == url
 
 
 def test_an_empty_object_is_refused_and_hides_no_other(cache, said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,21 @@ def test_a_file_that_each_machine_would_refuse_is_not_exported(run, filled, tmp_
     assert (tmp_path / "all.zip").read_text() == "an older one"
 
 
+def test_an_error_about_artifacts_that_are_too_many_blames_nothing_that_the_archive_has(
+    run, filled, server, said, monkeypatch
+):
+    """A warning said that this was left out, of an archive that is not written at all."""
+    put_in_place(artifact(7), filled.parent / "first")
+    run("push", "--directory", filled.parent / "first")
+    before = archived(server)
+    monkeypatch.setattr(objects, "_MEMBERS", 5)
+    status, output = run("push", "norm")
+    assert status == 1
+    assert "error: the archive cpu-x86_64.norm is not written, as each machine would refuse it: it holds" in output
+    assert said() == []
+    assert archived(server) == before == payloads(artifact(7))
+
+
 def test_a_push_does_not_sign_what_others_have_put_into_an_archive(
     run, filled, other, server, key, tmp_path, monkeypatch
 ):
@@ -203,6 +219,60 @@ def test_families_and_targets_are_chosen(run, filled, server, tmp_path):
     assert files(tmp_path / "moe") == [MOE.place]
 
 
+@pytest.mark.parametrize("command", [["push"], ["push", "--dry-run"], ["export", "kernels.zip"]])
+@pytest.mark.parametrize(
+    ("chosen", "absent"),
+    [(["norm", "nrom"], "nrom"), (["moe", "--target", "cpu-x86_64", "--target", "sm_9"], "sm_9"), (["nrom"], "nrom")],
+)
+def test_a_misspelt_family_or_target_is_an_error_and_nothing_is_done(
+    run, filled, server, tmp_path, monkeypatch, command, chosen, absent
+):
+    """Though others that are named have artifacts: a status of 0 would say that all is done."""
+    monkeypatch.chdir(tmp_path)
+    status, output = run(*command, *chosen)
+    assert status == 1
+    assert output == (
+        f"error: {filled} has no such artifact of {absent}; it has the families moe, norm and the targets cpu-x86_64\n"
+    )
+    assert server.objects == {}
+    assert not (tmp_path / "kernels.zip").exists()
+
+
+@pytest.mark.parametrize("command", [["push"], ["push", "norm"], ["export", "kernels.zip"]])
+@pytest.mark.parametrize("closed", [".", "cpu-x86_64/moe"])
+def test_a_cache_that_may_not_be_read_is_not_taken_for_an_empty_one(
+    run, filled, server, tmp_path, monkeypatch, command, closed
+):
+    monkeypatch.chdir(tmp_path)
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path == filled / closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    status, output = run(*command)
+    assert (status, output) == (1, f"error: [Errno 13] Permission denied: '{filled / closed}'\n")
+    assert server.objects == {}
+    assert not (tmp_path / "kernels.zip").exists()
+
+
+@pytest.mark.parametrize("command", [["push"], ["export", "kernels.zip"]])
+def test_artifacts_that_are_damaged_are_left_out_and_the_status_is_1(
+    run, filled, server, said, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    (filled / NORMS[0].place / NORMS[0].manifest.payload).write_bytes(b"damaged")
+    status, output = run(*command)
+    assert status == 1
+    assert "\n3 artifacts are in " in f"\n{output}"
+    assert output.endswith(
+        "error: some artifacts are damaged and left out; see the warnings, and `sgljit cache prune` them\n"
+    )
+    assert f"{filled / NORMS[0].place} is damaged and left out: " in said()[0]
+
+
 def test_what_a_model_asked_for_is_pushed_alone(run, filled, server, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(filled.parent)
     commands.push(name="llama", artifact=[filled / NORMS[0].place, Path(filled.name) / MOE.place])
@@ -238,7 +308,48 @@ def test_a_dry_run_writes_nothing(run, filled, server, command):
     assert status == 0
     assert output.count("would push") == 4
     assert "4 artifacts would be in" in output
-    assert server.requests == []
+    assert server.objects == {}
+    assert not [request for request in server.requests if not request.startswith("GET ")]
+
+
+@pytest.mark.parametrize("more", [(), ("--replace",), ("--name", "all")])
+def test_a_dry_run_says_what_a_push_then_does(run, filled, other, server, more):
+    run("push", "norm")
+    before = dict(server.objects)
+    _, said = run("push", *more, "--dry-run", "--directory", other)
+    assert server.objects == before
+    _, done = run("push", *more, "--directory", other)
+    for word, planned in {"pushed": "would push", "wrote": "would write", "are in": "would be in"}.items():
+        done = done.replace(word, planned)
+    assert said == done
+    assert said.count("is there: norm.number<0>") == ("--replace" not in more)
+
+
+def test_a_dry_run_asks_the_remote_for_what_is_still_to_be_compiled(run, filled, server, capsys):
+    run("push", "moe")
+    shutil.rmtree(filled / MOE.place)
+    unmade = filled / artifact(8).place
+    before = dict(server.objects)
+    wanted = [filled / NORMS[0].place, filled / MOE.place, unmade]
+    capsys.readouterr()
+    commands.push(name="llama", artifact=wanted, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"1/3 would push: {NORMS[0].manifest.build}, {len(NORMS[0].payload)} bytes",
+        f"2/3 is there: {MOE.manifest.build}, {len(MOE.payload)} bytes",
+        f"3/3 would push, once it is compiled: {unmade}",
+    ]
+    assert lines[3].startswith("would write the archive llama: 2 artifacts, ")
+    assert lines[4:] == [
+        "archives get 1 artifacts more, whose sizes are known once they are compiled",
+        f"3 artifacts would be in {server.url}",
+    ]
+    assert server.objects == before
+    assert files(filled) == sorted(one.place for one in NORMS)
+    with pytest.raises(ConfigError, match="is no artifact of the cache"):
+        commands.push(name="llama", artifact=wanted)
+    with pytest.raises(ConfigError, match="is no artifact of the cache"):
+        commands.push(name="llama", artifact=[filled / "norm"], dry_run=True)
 
 
 def test_a_dry_run_of_a_pull_reads_the_index_alone(run, filled, server, tmp_path):
@@ -293,7 +404,7 @@ def test_an_archive_that_nobody_pushed_is_an_error_with_those_that_there_are(run
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("push", "rope"), "nothing to push"),
+        (("push", "--directory", "/nothing"), "nothing to push: /nothing holds no such artifact"),
         (("push", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
         (("push", "--name", "sm_90a.norm"), "--name takes letters"),
         (("pull", "norm", "--name", "x"), "--name is one archive, which is pulled whole"),
@@ -412,7 +523,10 @@ def test_the_commands_of_sgljit_do_the_same(sgljit, filled, server, key, monkeyp
     [
         (("pull", "--name", "a", "norm"), "leave out the families and --target"),
         (("pull", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
-        (("push", "attention"), "nothing to push"),
+        (
+            ("push", "attention"),
+            "cache has no such artifact of attention; it has the families moe, norm and the targets",
+        ),
     ],
 )
 def test_wrong_arguments_of_sgljit_are_an_error_too(sgljit, filled, arguments, text):

@@ -60,21 +60,21 @@ class Pruned(NamedTuple):
 
 
 @contextlib.contextmanager
-def failing_plainly(operation: str) -> Iterator[None]:
-    """Decorates an operation: errors of the file system are StorageErrors."""
+def failing_plainly(failure: str) -> Iterator[None]:
+    """Decorates an operation: errors of the file system are StorageErrors, which begin with ``failure``."""
     try:
         yield
     except OSError as error:
         if error.errno in (None, errno.ENOENT):  # it says already what is wrong
             raise
         remedy = "Name another that you may read and write, or let its owner give you access"
-        raise StorageError(f"{operation}: {error}. {remedy}") from error
+        raise StorageError(f"{failure}: {error}. {remedy}") from error
 
 
 root = paths.cache_root
 
 
-@failing_plainly("entries")
+@failing_plainly("the cache cannot be listed")
 def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
 
@@ -85,7 +85,7 @@ def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Ent
     return [_entry(path, None if vouched else place) for path in _artifact_directories(place)]
 
 
-@failing_plainly("verify")
+@failing_plainly("the cache cannot be read")
 def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts of ``entries`` that are damaged, found by reading everything. Changes nothing."""
     place = checked(directory, vouched=vouched)
@@ -106,7 +106,7 @@ def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
     return ""
 
 
-@failing_plainly("prune")
+@failing_plainly("the cache cannot be pruned")
 def prune(
     directory: Path | None = None,
     *,
@@ -152,7 +152,7 @@ def prune(
     return Pruned(gone, leftovers)
 
 
-@failing_plainly("copy")
+@failing_plainly("the artifacts cannot be copied")
 def copy(into: Path, directory: Path | None = None, *, family: str | None = None) -> int:
     """Copy artifacts of one root into another, and count them. One that is there and whole already stays."""
     count = 0

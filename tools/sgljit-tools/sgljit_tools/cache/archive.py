@@ -33,23 +33,22 @@ _IN_ALL = 64 << 30
 _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
 
 
-@failing_plainly("export_archive")
+@failing_plainly("the artifacts cannot be exported")
 def export_archive(
     file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
 ) -> int:
     """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
 
     The same artifacts make the same file. Artifacts that are damaged or removed meanwhile, and directories that may not
-    be listed, are left out, each with a warning.
+    be listed, are left out, each with a warning. Where there are none, a file that was there stays.
 
-    Raises:
-        ArchiveError: the file's suffix is not .zip.
+    Raises ArchiveError: the file's suffix is not .zip.
     """
     file, root = Path(file), checked(directory)
     if file.suffix != ".zip":
         raise ArchiveError(f"{file}: the name of an archive ends in .zip")
     packed = sorted(whole(root, family, target), key=lambda artifact: artifact.directory)
-    partial = file.with_name(f".{file.name}.{os.urandom(8).hex()}")  # nobody can guess it and make a link of it first
+    partial = file.parent.resolve(strict=True) / f".{file.name}.{os.urandom(8).hex()}"  # nobody can guess and link it
     try:
         with partial.open("xb") as opened, zipfile.ZipFile(opened, "w") as archive:
             for artifact in packed:
@@ -57,13 +56,14 @@ def export_archive(
                 for name, content in ((FILE, artifact.manifest.dump()), (artifact.manifest.payload, artifact.payload)):
                     # A ZipInfo of its own has no date.
                     archive.writestr(zipfile.ZipInfo(f"{place}/{name}"), content, zipfile.ZIP_DEFLATED)
-        partial.replace(file)
+        if packed:
+            partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
     return len(packed)
 
 
-@failing_plainly("import_archive")
+@failing_plainly("the archive cannot be imported")
 def import_archive(file: str | Path, directory: Path | None = None) -> int:
     """Put the artifacts of an archive into a root, and count them. One that is there and whole already stays.
 

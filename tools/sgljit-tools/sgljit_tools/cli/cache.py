@@ -172,13 +172,13 @@ def export_archive(
     signs = added("sign", "--sign") if sign else lambda *_: None
     signs([], sign)  # fails before anything is written, where the key cannot be used
     count = archive.export_archive(file, directory, family=family and family.replace("-", "_"), target=target)
-    typer.echo(f"wrote {count} artifacts to {file}")
-    if log.was_said("artifact_damaged"):
-        raise SgljitError("some artifacts could not be written; see the warnings")
     if count == 0:
         held = {(entry.manifest.family, entry.manifest.target) for entry in admin.entries(directory) if entry.manifest}
         families, targets = (", ".join(sorted(set(names))) for names in zip(*held or {("none", "none")}, strict=True))
         raise SgljitError(f"nothing to write; the cache has the families {families} and targets {targets}")
+    typer.echo(f"wrote {count} artifacts to {file}")
+    if log.was_said("artifact_damaged"):
+        raise SgljitError("some artifacts could not be written; see the warnings")
     signs([file], sign)
 
 

@@ -87,7 +87,7 @@ def prepare(
     engine: Annotated[str | None, typer.Option(help="The engine; by default all that have an adapter here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Such as bfloat16; by default the config's.")] = None,
     push: Annotated[str, typer.Option(metavar="NAME", help="Then publish it on SGLJIT_REMOTE as this archive.")] = "",
-    only_list: Annotated[bool, typer.Option("--list", help="List what would be built, and build nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be done.")] = False,
 ) -> None:
     """Build all that a model asks for before an engine serves it, and nothing else: for 1 to 16384 tokens at a time.
 
@@ -97,8 +97,6 @@ def prepare(
     from sgljit_engines.adapter import engine_ops
     from sgljit_engines.shapes import read_config
 
-    if push and only_list:
-        raise SgljitError("--list builds nothing, so --push has nothing to publish: leave out one of them")
     freeze("on")
     publish = added("cache.push", "--push") if push else None
     shape = read_config(model, tensor_parallel, dtype)
@@ -106,17 +104,18 @@ def prepare(
     for note in shape.notes:
         typer.echo(f"note: {note}", err=True)
     with target_of(cuda_arch):
-        # A list must leave the cache as it is.
-        builders = builds_ahead(discovery.installed(), model=shape, ops=ops, keep=not only_list)
-        if only_list:
-            for builder in builders:
-                typer.echo(str(why(builder)))
-            return
-        parallel_compile(builders)
+        builders = builds_ahead(discovery.installed(), model=shape, ops=ops, keep=not dry_run)
+        if not dry_run:
+            parallel_compile(builders)
+        found = [why(builder) for builder in builders]
         device = cuda_target() or "cpu"
-    typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
+    ready = f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}"
+    typer.echo("\n".join(map(str, found)) if dry_run else ready)
     fail_if_not_kept()
     if publish:
-        own = [at for builder in builders if (at := why(builder).artifact) and at.is_relative_to(cache_root())]
-        typer.echo(f"publishing {len(own)} of them, those that are in the cache {cache_root()}")
-        publish(name=push, artifact=own)
+        places = [one.artifact or cache_root() / one.location.path / (one.toolchain_key or "any") for one in found]
+        own = [place for place in places if place.is_relative_to(cache_root())]
+        typer.echo(
+            f"{'would publish' if dry_run else 'publishing'} {len(own)} of them, those of the cache {cache_root()}"
+        )
+        publish(name=push, artifact=own, dry_run=dry_run)

@@ -66,7 +66,7 @@ def record(
         model: a model's ``ModelShape``; without one the usual calls count, and samples where an op declares none.
         tokens: the numbers of tokens to try.
         samples: whether to call all ops with their samples, and not with their declared calls.
-        keep: whether the host parts that are compiled go into the user's cache.
+        keep: whether the host parts that are compiled go into the user's cache, and onto a remote that takes them.
 
     Raises:
         RecordingError: a call that is declared raises, host parts cannot be compiled, or the process fails.
@@ -77,9 +77,9 @@ def record(
     warnings = "ignore:CUDA initialization:UserWarning,ignore:Failed to initialize NumPy:UserWarning"  # of torch
     environment = {"SGLJIT_JIT": "on", "PYTHONWARNINGS": warnings, **dict.fromkeys(left_out, "")}
     if not keep:
-        given = inherited_environment().get("SGLJIT_PREBUILT_PATH")
-        prebuilt = os.pathsep.join(filter(None, (str(cache_root()), given)))
-        environment |= {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": prebuilt}
+        own, given = cache_root(), inherited_environment().get("SGLJIT_PREBUILT_PATH")
+        tiers = os.pathsep.join(filter(None, (str(own) if own.is_dir() else "", given)))
+        environment.update(SGLJIT_CACHE_DIR="{scratch}/cache", SGLJIT_PREBUILT_PATH=tiers, SGLJIT_REMOTE_MODE="read")
     if cuda_arch is None:
         return in_a_process(call, **environment)
     with tempfile.TemporaryDirectory(prefix="driver-", dir=private.process_directory()) as place:
