@@ -75,8 +75,7 @@ def explain_miss(
                 roots.check(tier.root)
             safe.append(tier)
     best: tuple[int, int, Path, list[str], str] | None = None
-    # The newest artifacts of the same module and target.
-    place = location.path.parent
+    place = location.path.parent  # of the module's artifacts for the target
     found = [(path, tier) for tier in safe for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
     with contextlib.suppress(OSError):
         found.sort(key=lambda one: one[0].stat().st_mtime, reverse=True)
@@ -135,8 +134,7 @@ def _difference(name: str, wanted: str | None, found: str | None) -> list[str]:
         texts += [f"flag {flag} added ({rest})" for flag in new if flag not in old]
         return texts or [f"flags in another order, or another number ({rest})"]
     if kind == "file":
-        verb = "is new" if found is None else "is gone" if wanted is None else "changed"
-        return [f"{PurePosixPath(rest)} {verb}"]
+        return [f"{PurePosixPath(rest)} {'is new' if found is None else 'is gone' if wanted is None else 'changed'}"]
     if kind == "generated":
         return [f"{rest} (generated: files, exports, template arguments) changed"]
     return [f"{name} {found} -> {wanted}"]

@@ -50,7 +50,7 @@ def signature(function: Any) -> str:
 def described(name: str, value: Any) -> Iterator[str]:
     if inspect.ismodule(value) or isinstance(value, str | pluggy.HookimplMarker):  # the last is pluggy's to change
         yield name
-    elif isinstance(value, type):
+    elif isinstance(value, type) and get_origin(value) is None:  # a name for a type is one in Python 3.10
         bases = ", ".join(base.__name__ for base in value.__bases__)
         is_error = issubclass(value, BaseException)  # its parameters are the project's own
         yield f"{name}({bases})" if is_error else f"{name}{signature(value)}, a {bases}"

@@ -94,7 +94,8 @@ driver::Memory host_memory_at(const void* address) {
 }
 
 host::native_stream_t stream_of(const char* op, DLDevice device) {
-  void* stream = nullptr;
+  void* stream = host::LaunchKernel::resolve_device(device);  // that of `tvm_ffi.use_raw_stream`
+  if (stream != nullptr) return static_cast<host::native_stream_t>(stream);
   if (g_exchange == nullptr || g_exchange->current_work_stream(device.device_type, device.device_id, &stream) != 0)
     throw Error("RuntimeError", op, ": this PyTorch does not report its current stream: use a flag on the device");
   return static_cast<host::native_stream_t>(stream);

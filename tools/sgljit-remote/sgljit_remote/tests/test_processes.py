@@ -167,7 +167,8 @@ def test_behind_a_family_the_first_artifact_imports_nothing(run, published):
     output, _ = run(code, "1", cache="second", **published)
     found = json.loads(output)
     assert found["hits"] == {"remote": 1}
-    assert [name for name in found["new"] if not name.startswith("sgljit_core.")] == []  # which looks for a compiler
+    # The core looks for a compiler, and Python 3.10 imports a codec for names in zip files.
+    assert [name for name in found["new"] if not name.startswith(("sgljit_core.", "encodings."))] == []
 
 
 def test_code_of_a_stranger_is_not_run_but_compiled_here(run, server, published, tmp_path):

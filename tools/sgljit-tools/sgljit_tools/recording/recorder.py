@@ -99,6 +99,8 @@ def _record(
     samples: bool,
 ) -> Recording:
     """``record``, in this process."""
+    import tvm_ffi
+
     place, driver = Place(), None
     overridden: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if cuda_arch is not None:
@@ -111,7 +113,8 @@ def _record(
     assert nothing is not None
     stopped: dict[tuple[str, str], None] = {}
     found: list[str] = []
-    with overridden, recording(nothing) as recorder:
+    # PyTorch would be asked for its stream, and may crash where there is no GPU.
+    with overridden, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), launches.STREAM), recording(nothing) as recorder:
         declared = [op for family in families for op in loading.load(family).declared().values()]
         for device in ["cuda"] * (driver is not None) + ["cpu"] * on_cpu:
             if driver is not None:  # on the CPU all memory is the host's
