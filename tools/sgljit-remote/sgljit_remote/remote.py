@@ -67,7 +67,7 @@ class Remote:
         is_checked = bool(self.trusted) or settings.unsigned
         self.store = stores.opened(settings.url, settings.timeout, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
-            self.store.get_ready()
+            self.store.check_scheme()
             raise UntrustedRemoteError(
                 f"the remote {self.store.shown} is not used: whoever can write there could run code as you. Name the "
                 f"keys whose code you trust in SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"

@@ -41,6 +41,9 @@ class Store(ABC):
     shown: str
     is_network = True
 
+    def check_scheme(self) -> None:  # noqa: B027 - most know theirs
+        """Ask nothing. Raise RemoteUnavailableError: nobody knows the scheme of the URL, which may be misspelt."""
+
     def get_ready(self) -> None:  # noqa: B027 - most need nothing
         """Import what the first question needs. Asks nothing. Raises RemoteUnavailableError: a package is missing."""
 

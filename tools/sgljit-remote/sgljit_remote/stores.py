@@ -269,16 +269,21 @@ class FsspecStore(Store):
                 return False
         return True
 
-    def get_ready(self) -> None:
-        try:
-            from fsspec import get_filesystem_class  # takes 10 ms to import, and some of its packages a second
+    def check_scheme(self) -> None:
+        from fsspec.registry import known_implementations, registry  # takes 10 ms to import
 
-            get_filesystem_class(urlsplit(self._url).scheme)
+        if (scheme := urlsplit(self._url).scheme) not in {*known_implementations, *registry}:
+            known = "https, http, file, oci, oci+http, or one that fsspec knows, such as s3"
+            raise RemoteUnavailableError(f"Protocol not known: {scheme}. Expected a URL that begins with {known}")
+
+    def get_ready(self) -> None:
+        self.check_scheme()
+        from fsspec import get_filesystem_class
+
+        try:
+            get_filesystem_class(urlsplit(self._url).scheme)  # takes up to a second
         except ImportError as error:  # a package is missing
             raise RemoteUnavailableError(str(error)) from error
-        except ValueError as error:
-            known = "https, http, file, oci, oci+http, or one that fsspec knows, such as s3"
-            raise RemoteUnavailableError(f"{error}. Expected a URL that begins with {known}") from error
 
     def _place(self, name: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
