@@ -84,6 +84,20 @@ def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_pat
     assert not [*(tmp_path / "empty").glob("[!.]*/*/*/*/*")]
 
 
+def test_a_push_that_could_not_be_made_fails_before_anything_is_compiled(tmp_path):
+    (tmp_path / "config.json").write_text("no model")
+    plugins = "sgljit-norm,sgljit-remote"
+    arguments = ("prepare", "--model", str(tmp_path), "--push")
+    said = _sgljit(tmp_path, *arguments, "llama", status=1, SGLJIT_PLUGINS=plugins)
+    assert said == "error: no remote is named: set SGLJIT_REMOTE to a URL\n"
+    remote = {"SGLJIT_PLUGINS": plugins, "SGLJIT_REMOTE": str(tmp_path)}
+    said = _sgljit(tmp_path, *arguments, "a/b", status=1, **remote)
+    assert said == "error: --name takes letters, digits, '-' and '_'; got 'a/b'\n"
+    said = _sgljit(tmp_path, *arguments, "llama", status=1, SGLJIT_SIGNING_KEY=str(tmp_path / "key"), **remote)
+    assert f"{tmp_path}/key cannot be read (No such file or directory)" in said
+    assert "config.json" in _sgljit(tmp_path, *arguments, "llama", status=1, **remote)
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_prepare_sends_nothing_to_a_remote(tmp_path):
     """Not even the host parts that it compiles for its question, where the mode publishes what is compiled."""

@@ -79,7 +79,7 @@ def new_key(file: Path, days: int | None) -> str:
 def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
     if not (given.remote or config.url()):
         raise ConfigError("no remote is named: set SGLJIT_REMOTE to a URL, or give --remote URL")
-    _check_name(given.name)
+    check_name(given.name)
     if not 0 < given.timeout <= _MOST_SECONDS:
         most = f"at most {_MOST_SECONDS}"
         raise ConfigError(f"--timeout takes a number of seconds, more than 0 and {most}; got {given.timeout:g}")
@@ -90,7 +90,8 @@ def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
     return Remote(settings), root, Choice([name.replace("-", "_") for name in given.families], given.target)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raise ConfigError: an archive cannot have this name."""
     if name and not re.fullmatch(r"[\w-]{1,100}", name, re.ASCII):
         raise ConfigError(f"--name takes letters, digits, '-' and '_'; got {name!r}")
 
@@ -107,7 +108,7 @@ def push(
 
     Raises ConfigError: there is none; SgljitError: some are damaged; and as ``transfer.push``.
     """
-    _check_name(name)
+    check_name(name)
     root = root or paths.cache_root()
     count = transfer.push(remote, root, choice, name, dry_run=dry_run, progress=print, replace=replace)
     if count == 0:
@@ -134,7 +135,7 @@ def pull(remote: Remote, choice: Choice, name: str, root: Path | None = None, *,
 
     Raises ConfigError: a name and families are given; and as ``transfer.pull``.
     """
-    _check_name(name)
+    check_name(name)
     if name and (choice.families or choice.targets):
         raise ConfigError("--name is one archive, which is pulled whole: leave out the families and --target")
     root = root or paths.cache_root()

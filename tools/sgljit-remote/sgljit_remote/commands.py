@@ -81,7 +81,12 @@ def push(
     """
     directories = None if artifact is None else _in_cache(artifact, dry_run)
     choice = _choice(families, target)._replace(directories=directories)
-    cli.push(_remote(sign), choice, name, dry_run=dry_run, replace=replace)
+    remote = _remote(sign)
+    if dry_run and directories == set():  # `sgljit prepare` asks whether it could push, before it compiles
+        cli.check_name(name)
+        remote.signer()
+    else:
+        cli.push(remote, choice, name, dry_run=dry_run, replace=replace)
 
 
 def _in_cache(places: list[Path], dry_run: bool) -> set[Path]:

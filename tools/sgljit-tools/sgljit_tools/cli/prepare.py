@@ -98,7 +98,9 @@ def prepare(
     from sgljit_engines.shapes import read_config
 
     freeze("on")
-    publish = added("cache.push", "--push") if push else None
+    if push:
+        publish = added("cache.push", "--push")
+        publish(name=push, artifact=[], dry_run=True)  # wrong settings are told before anything is compiled
     shape = read_config(model, tensor_parallel, dtype)
     ops = engine_ops(engine)
     for note in shape.notes:
@@ -108,14 +110,12 @@ def prepare(
         if not dry_run:
             parallel_compile(builders)
         found = [why(builder) for builder in builders]
-        device = cuda_target() or "cpu"
-    ready = f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}"
-    typer.echo("\n".join(map(str, found)) if dry_run else ready)
+        where = f"for {shape.model_type} in {shape.dtype} on {cuda_target() or 'cpu'}"
+    typer.echo("\n".join(map(str, found)) if dry_run else f"{len(builders)} modules are ready {where}")
     fail_if_not_kept()
-    if publish:
+    if push:
         places = [one.artifact or cache_root() / one.location.path / (one.toolchain_key or "any") for one in found]
         own = [place for place in places if place.is_relative_to(cache_root())]
-        typer.echo(
-            f"{'would publish' if dry_run else 'publishing'} {len(own)} of them, those of the cache {cache_root()}"
-        )
+        would = "would publish" if dry_run else "publishing"
+        typer.echo(f"{would} {len(own)} of them, those of the cache {cache_root()}")
         publish(name=push, artifact=own, dry_run=dry_run)
