@@ -52,8 +52,15 @@ def directories_of(root: Path) -> list[Path]:
     """The directories of a cache's artifacts. Raises OSError: one above them cannot be listed, which a glob hides."""
     places = [root]
     for pattern in ENTRIES.split("/"):
-        places = [child for place in places if place.is_dir() for child in place.iterdir() if child.match(pattern)]
+        places = [child for place in places for child in _children(place) if child.match(pattern)]
     return sorted(places)
+
+
+def _children(place: Path) -> list[Path]:
+    try:
+        return list(place.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # a file, or another process has just removed it
+        return []
 
 
 def local(root: Path, choice: Choice) -> Iterator[Artifact]:

@@ -258,6 +258,20 @@ def test_a_cache_that_may_not_be_read_is_not_taken_for_an_empty_one(
     assert not (tmp_path / "kernels.zip").exists()
 
 
+def test_what_another_process_removes_meanwhile_is_left_out(run, filled, server, monkeypatch):
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path == filled / "cpu-x86_64/moe":
+            shutil.rmtree(path)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    status, output = run("push")
+    assert (status, output.splitlines()[-1]) == (0, f"3 artifacts are in {server.url}")
+    assert archived(server) == payloads(*NORMS)
+
+
 @pytest.mark.parametrize("command", [["push"], ["export", "kernels.zip"]])
 def test_artifacts_that_are_damaged_are_left_out_and_the_status_is_1(
     run, filled, server, said, tmp_path, monkeypatch, command
