@@ -27,8 +27,9 @@ from .request import Request
 
 _lock = ForkLock()  # for all counts
 _builds: Counter[str] = Counter()
-_news: list[tuple[str, dict[str, Any]]] = []  # hooks and arguments; a hit takes no lock, as a list grows in one step
-_sums = {"misses": 0, "seconds": 0.0, "faults": 0, "told": 0}  # told: of how much of the news plugins have heard
+_loads: list[dict[str, Any]] = []  # the arguments of `sgljit_loaded`
+_news: list[tuple[str, dict[str, Any]]] = []  # not heard by plugins; a hit takes no lock, as a list grows in one step
+_sums = {"misses": 0, "seconds": 0.0, "faults": 0}
 
 
 class Stats(NamedTuple):
@@ -54,9 +55,8 @@ class Stats(NamedTuple):
 def stats() -> Stats:
     """The counts of this process so far."""
     with _lock.here():
-        done = [load for hook, load in tuple(_news) if hook == "sgljit_loaded"]
-        loads = {load["build"].label: (load["build"], load["tier"]) for load in done}
-        hits = Counter(load["tier"] for load in done if load["tier"] != "made")
+        loads = {load["build"].label: (load["build"], load["tier"]) for load in tuple(_loads)}
+        hits = Counter(load["tier"] for load in tuple(_loads) if load["tier"] != "made")
         return Stats(dict(hits), int(_sums["misses"]), dict(_builds), _sums["seconds"], int(_sums["faults"]), loads)
 
 
@@ -95,7 +95,8 @@ def unusable(root: Path, error: Exception) -> None:
 def loaded(request: Request[Any], directory: Path, tier: str) -> None:
     """Something was loaded: from a tier, or as it was made ("made")."""
     build, key = request.build, request.location.source_key
-    _news.append(("sgljit_loaded", {"build": build, "key": key, "directory": directory, "tier": tier}))
+    _loads.append(load := {"build": build, "key": key, "directory": directory, "tier": tier})
+    _news.append(("sgljit_loaded", load))
     if log.LOGGER.isEnabledFor(logging.DEBUG):
         data = {"build": build.label, "family": build.family, "module": build.module, "markers": build.markers}
         text = f"loaded {build.label} from {directory} ({tier})"
@@ -107,9 +108,8 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
 def _report() -> None:
     """Tell plugins what they have not been told: a hit alone loads no plugin."""
     with _lock.here():
-        new = _news[(start := int(_sums["told"])) :]
-        _news[start : start + len(new)] = loads = [one for one in new if one[0] == "sgljit_loaded"]  # for `stats`
-        _sums["told"] += len(loads)
+        new = _news[:]
+        del _news[: len(new)]
     for hook, arguments in new:
         hooks.tell(hook, **arguments)
 

@@ -190,7 +190,7 @@ def test_what_has_left_python_3_10_is_not_asked_for_there(distribution):
 
 
 def test_a_pin_of_what_has_left_a_python_does_not_hold_there():
-    """Of what is installed here. No release would meet such a pin, and `make setup` would end."""
+    """No release meets such a pin, and `make setup` fails. Tested for the packages that are installed here."""
     lines = (isolated.ROOT / "constraints.txt").read_text().splitlines()
     known = {one.name.lower(): one.metadata.get("Requires-Python") for one in metadata.distributions()}
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
