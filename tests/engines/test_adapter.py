@@ -179,6 +179,12 @@ def test_a_name_that_no_adapter_has_is_an_error_that_names_those_there_are(value
         adapter().start(value)
 
 
+@pytest.mark.parametrize("value", [True, ["norm"]])
+def test_a_choice_that_is_no_string_is_an_error(value):
+    with pytest.raises(errors.ConfigError, match=r"^ops must be on, off, or names .*; got (True|\['norm'\])\."):
+        adapter().start(value)
+
+
 def test_what_a_log_did_not_take_yet_is_said_when_it_does(caplog, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "off")
     one = adapter()

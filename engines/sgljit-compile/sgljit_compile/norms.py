@@ -16,7 +16,7 @@ from torch import fx
 
 from .graphs import args, aten, convert, is_call, is_dense, is_known, number, pairs, value
 
-__all__ = ["DTYPES", "Norm", "norms"]
+__all__ = ["DTYPES", "Norm", "has_unknown_eps", "norms"]
 
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -47,6 +47,17 @@ def norms(graph: fx.Graph) -> Iterator[Norm]:
             norm = _around(node)
             if norm is not None:
                 yield norm
+
+
+def has_unknown_eps(root: fx.Node) -> bool:
+    """Whether a node is the root of a mean of squares and of an ``eps`` that is a value of the graph, not a number."""
+    if not is_call(root, aten.rsqrt.default) or not is_call(args(root)[0], aten.add.Tensor):
+        return False
+    for mean, eps in pairs(args(root)[0]):
+        single = value(eps)
+        if is_call(mean, aten.mean.dim) and _squared(mean) is not None and single is not None and single.dim() == 0:
+            return True
+    return False
 
 
 def _around(root: fx.Node) -> Norm | None:

@@ -14,12 +14,14 @@ from .adapter import ADAPTER
 from .graphs import Refused, needs
 from .heads import Heads, Tables
 from .measured import Shape, why_not
-from .norms import norms
+from .norms import has_unknown_eps, norms
 from .ops import HEADS, ROUTING, SORTING, WINDOW
 from .records import Graph
 from .rotations import rotations
 
 __all__ = ["rewrite"]
+
+_UNKNOWN = "its eps is an input, as with dynamic=True, or for a second eps in a class of layers (specialize_float)"
 
 
 def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph, has_regions: bool = False) -> None:
@@ -125,6 +127,8 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
             alone -= {first.out} if first is not None else set()
     if alone:
         record.left["norm", "no addition is right before it"] += len(alone)
+    if unknown := sum(map(has_unknown_eps, graph.nodes)):
+        record.left["norm", _UNKNOWN] += unknown
 
 
 def _devices_of_heads(ops: Mapping[str, frozenset[str]]) -> frozenset[str]:

@@ -256,7 +256,7 @@ class Adapter:
 
     def _choose(self, source: str, value: str, on: frozenset[str]) -> frozenset[str]:
         """The ops that ``on``, ``off`` or a list allows: those it names, or ``on`` if it only takes some away."""
-        words = [word.strip() for word in value.lower().split(",")]
+        words = [word.strip() for word in str(value).lower().split(",")]
         if words in (["on"], ["off"]):
             return on if words == ["on"] else frozenset()
         chosen: dict[bool, set[str]] = {True: set(), False: set()}

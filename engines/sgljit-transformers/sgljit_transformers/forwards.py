@@ -65,7 +65,7 @@ def forward_of(of: Computation, layer: Any, in_graphs: bool, give_up: GiveUp, us
         return _compared(of.op, forward, lose) if ADAPTER.shadow else forward
     if ADAPTER.shadow:
         op = _compared_activation(op, layer.act_fn, lose)
-    return _gated_mlp(of.op, op, in_graphs, give_up, use)
+    return _gated_mlp(of.op, op, type(layer.act_fn), in_graphs, give_up, use)
 
 
 def prove(of: Computation, layer: Any, weight: torch.Tensor | None) -> None:
@@ -178,7 +178,7 @@ def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> 
     return forward
 
 
-def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def _gated_mlp(name: str, op: Op, activation: type, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
@@ -187,7 +187,8 @@ def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) ->
             return _own(self, use, hidden_states)
         gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
         if (
-            type(gate) is plain
+            type(self.act_fn) is activation  # the layer may have got another one since
+            and type(gate) is plain
             and type(up) is plain
             and gate.dtype is up.dtype
             and gate.dtype in _DTYPES

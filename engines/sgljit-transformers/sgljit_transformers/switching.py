@@ -191,7 +191,8 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 use = ADAPTER.use(of.op, kind)
                 if not _is_tried(_weight(layer, of)):
                     use.variants.clear()
-                key = of, kind, type(layer).forward  # two classes may have one name
+                # Two classes may have one name, and one class layers with several classes of activations.
+                key = of, kind, type(layer).forward, type(getattr(layer, "act_fn", None))
                 if key not in forwards:
                     forwards[key] = forward_of(of, layer, in_graphs, _give_up, use)
                 _put_in(layer, use, forwards[key])

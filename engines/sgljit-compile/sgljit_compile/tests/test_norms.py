@@ -347,6 +347,17 @@ def test_two_norms_of_different_kinds_stay(change):
     assert record.left == {("norm", LEFT): 1, ("add + norm" + " with 1 + weight" * second.plus_one, FUSES): 1}
 
 
+def test_a_norm_with_an_eps_that_is_an_input_stays_and_the_record_says_so():
+    def call(x, residual, weight, eps):
+        total = x + residual
+        return torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps) * total * weight, total
+
+    eps = torch.tensor(1e-6, dtype=torch.float64)  # as torch.compile has it
+    _, record, _ = seen(call, torch.randn(2, HIDDEN), torch.randn(2, HIDDEN), torch.ones(HIDDEN), eps)
+    ((part, reason),) = record.left
+    assert (part, reason[:22]) == ("norm", "its eps is an input, a")
+
+
 def test_a_norm_that_is_used_elsewhere_too_stays():
     record = check(sandwich(*two_norms(), use=lambda normed, total, inner: (normed, total, inner)), inputs(), "")
     later = "an addend is needed later, which an op in place would have to copy"

@@ -849,6 +849,25 @@ def test_hooks_of_projections_run_once_and_gradients_are_those_of_the_models_own
     assert torch.equal(actual, x.grad)
 
 
+def test_an_mlp_that_got_another_activation_computes_that(mlp):
+    mlp.act_fn = torch.nn.ReLU()
+    x = torch.randn(2, 9, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x), type(mlp).forward(mlp, x))
+
+
+def test_layers_of_one_class_with_several_classes_of_an_activation_run_on_the_op(uses):
+    first, second = model("llama").model.layers
+    second.mlp.act_fn = torch.nn.SiLU()
+    both = torch.nn.ModuleList([first.mlp, second.mlp])
+    sgljit_transformers.enable(both)
+    with torch.no_grad():
+        for layer in both:
+            layer(torch.randn(2, 64))
+    (use,) = uses().values()
+    assert (use.layers, use.calls, use.own_calls) == (2, 2, 0)
+
+
 def test_an_error_of_a_projection_is_the_models_own(mlp):
     with torch.no_grad(), pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         mlp(torch.randn(2, 9, 32))
