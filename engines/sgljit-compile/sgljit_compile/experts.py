@@ -4,11 +4,13 @@ A model may take the weights of each row's expert by its id and multiply each ro
 ``batched_mm`` does. The compiler writes the gathered matrices out: each is read, written and read again, and those of
 an expert that several rows chose so many times.
 
-A grouped product reads the weights where they lie, once for all rows of an expert. Its rows must be in the order of
-their experts, and a tensor says where those of each expert end. So the rows are brought into this order before a
-product, and back behind it. All that stands around a product, such as biases, activations and the sum of a token's
-experts, stays: the compiler fuses both steps into it. The order is written as transformers' ``grouped_mm`` has it, and
-the pass for the order of experts makes one launch of it.
+For few rows, such as the experts of one token, an op reads the matrix of each row where it lies.
+
+For more rows a grouped product does so, once for all rows of an expert. Its rows must be in the order of their experts,
+and a tensor says where those of each expert end. So the rows are brought into this order before a product, and back
+behind it. All that stands around a product, such as biases, activations and the sum of a token's experts, stays: the
+compiler fuses both steps into it. The order is written as transformers' ``grouped_mm`` has it, and the pass for the
+order of experts makes one launch of it.
 
 A product that is a multiplication and a sum in the graph stays: the compiler fuses the gathering into these. On a CPU
 it makes a multiplication and a sum of each such product, and a grouped product is a loop over all experts there.
@@ -40,9 +42,21 @@ from .graphs import (
     value,
 )
 from .inductor import grouped_product
+from .measured import Shape
+from .ops import MATVEC, overload, works
 from .sorting import choice
 
-__all__ = ["EXPERTS", "Order", "Product", "fuse", "products"]
+__all__ = [
+    "EXPERTS",
+    "Order",
+    "Product",
+    "fuse",
+    "fuse_few",
+    "has_few_rows",
+    "kind_of",
+    "products",
+    "shape_of",
+]
 
 EXPERTS = "grouped experts"  # as ``explain`` calls it
 
@@ -55,6 +69,7 @@ _VIEWS = (
     aten.unsqueeze.default,
     aten.view.default,
 )
+_FEW = 64  # rows: for so many the op was measured as faster than a grouped product, which reads a matrix once
 _MOST = 1023  # experts that PyTorch's kernel takes
 _ALIGNMENT = 8  # elements: the kernel reads 16 bytes at a time, and rows must begin there
 # The compute capabilities that have the kernel. For others PyTorch has a loop, which waits for the device to learn how
@@ -100,6 +115,59 @@ def products(graph: fx.Graph) -> Iterator[Product]:
         found = _around(node, right, left, 1) or _around(node, left, right, 2)
         if found is not None:
             yield found
+
+
+def has_few_rows(product: Product) -> bool:
+    """Whether the op for few rows is for a product."""
+    rows = product.rows.meta["val"].shape[0]
+    return is_known(rows) and 0 < rows <= _FEW
+
+
+def kind_of(product: Product) -> tuple[Any, ...]:
+    """The elements of a row and of its product, the dtype and the device."""
+    n, m = _sizes(product)
+    tensor = product.rows.meta["val"]
+    return (f"{n} to {m}", tensor.dtype, tensor.device)
+
+
+def shape_of(product: Product) -> Shape:
+    """The rows of a product."""
+    tensor = product.rows.meta["val"]
+    return Shape(tensor.shape[0], _sizes(product)[0], tensor.dtype)
+
+
+def _sizes(product: Product) -> tuple[Any, Any]:
+    """The elements of a row and of its product."""
+    _, *sizes = product.weights.meta["val"].shape
+    return (sizes[1], sizes[0]) if product.is_turned else (sizes[0], sizes[1])
+
+
+def fuse_few(graph: fx.Graph, product: Product) -> None:
+    """Put the op for few rows in the place of a product with gathered weights.
+
+    Raises:
+        Refused: the graph stays as it is, for a reason.
+    """
+    _check(product)
+    editor = Editor(graph, product.out)
+    try:
+        tensor = product.rows.meta["val"]
+        rows = editor.call(aten.squeeze.dim, product.rows, product.dim)
+        weights = product.weights
+        if not product.is_turned:
+            weights = editor.call(aten.permute.default, weights, [0, 2, 1])
+        sizes = [tensor.shape[0], _sizes(product)[1]]
+        output = editor.call(aten.empty.memory_format, sizes, dtype=tensor.dtype, device=tensor.device)
+        given = {"x": rows, "weight": weights, "expert_ids": product.ids}
+        values = {name: node.meta["val"] for name, node in {**given, "output": output}.items()}
+        if not works(MATVEC, kind_of(product), values, most=1):
+            raise Refused(f"{MATVEC} does not take it, or cannot be built")
+        (written,) = editor.write(overload(MATVEC), {"output": (output, ())}, given)
+        result = editor.call(aten.unsqueeze.default, written, product.dim)
+    except Refused:
+        editor.undo()
+        raise
+    replace(graph, {product.out: result}, product.gathered)
 
 
 def fuse(graph: fx.Graph, product: Product, orders: dict[fx.Node, Order]) -> None:
@@ -160,24 +228,34 @@ def _turns(node: fx.Node) -> bool | None:
     return None
 
 
+def _check(product: Product) -> int:
+    """The number of experts of a product whose weights need not be gathered.
+
+    Raises:
+        Refused: there is a reason against it.
+    """
+    chosen = choice(product.ids)
+    if chosen is None or not number(product.weights.meta["val"].shape[0], chosen[1]):
+        # An id that is no expert's would be an error of the gathering, or is another's who has none of these weights.
+        raise Refused("its ids are of no choice among just these experts")
+    if any(len(node.users) != 1 for node in product.gathered):
+        raise Refused("something else takes the gathered weights")
+    if not _is_given(product.weights):
+        # Then all must be in memory. The compiler computes those of the chosen experts alone.
+        raise Refused("its weights are computed in the graph")
+    return chosen[1]
+
+
 def _experts(product: Product) -> int:
     """The number of experts of a product that a grouped one can take the place of.
 
     Raises:
         Refused: there is a reason against it.
     """
-    chosen = choice(product.ids)
     rows, weights = product.rows.meta["val"], product.weights.meta["val"]
     if not has_kernel(weights.device):
         raise Refused("PyTorch has no kernel for grouped products on this device")
-    if chosen is None or not number(weights.shape[0], chosen[1]):
-        # An id that is no expert's would be an error of the gathering, or is another's who has none of these weights.
-        raise Refused("its ids are of no choice among just these experts")
-    if any(len(node.users) != 1 for node in product.gathered):
-        raise Refused("something else takes the gathered weights")
-    if not _is_given(product.weights):
-        # A grouped product needs them all in memory. The compiler computes those of the chosen experts alone.
-        raise Refused("its weights are computed in the graph")
+    experts = _check(product)
     if any(x.dtype != torch.bfloat16 for x in (rows, weights)):
         raise Refused("grouped products are compiled in bfloat16 alone")
     if number(rows.shape[0], 0):
@@ -188,9 +266,9 @@ def _experts(product: Product) -> int:
         raise Refused("its rows do not begin at 16 bytes")
     if not any(map(is_dense, (weights, weights.transpose(1, 2)))) or not is_dense(rows.squeeze(product.dim)):
         raise Refused("its rows or weights have another layout")
-    if chosen[1] > _MOST:
+    if experts > _MOST:
         raise Refused("it has more experts than the kernel takes")
-    return chosen[1]
+    return experts
 
 
 def _is_given(node: fx.Node) -> bool:

@@ -15,7 +15,7 @@ from .graphs import Refused, needs
 from .heads import Heads, Tables
 from .measured import Shape, why_not
 from .norms import norms
-from .ops import HEADS, ROUTING, SORTING, WINDOW
+from .ops import HEADS, MATVEC, ROUTING, SORTING, WINDOW
 from .records import Graph
 from .rotations import rotations
 
@@ -170,9 +170,13 @@ def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
 
 
 def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
-    """Leave out the copies of the weights of chosen experts, on devices where the order of experts is used."""
+    """Leave out the copies of the weights of chosen experts: of few rows by an op, else with the order of experts."""
     orders: dict[fx.Node, experts.Order] = {}
     for one in experts.products(graph):
+        if experts.has_few_rows(one):
+            fuse = functools.partial(experts.fuse_few, graph, one)
+            if _put(ops, record, MATVEC, experts.kind_of(one), one.out, experts.shape_of(one), fuse):
+                continue
         if one.out.meta["val"].device.type not in ops.get(SORTING, ()):
             continue
         try:

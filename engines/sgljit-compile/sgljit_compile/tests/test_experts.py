@@ -14,6 +14,7 @@ from .tiny import EVERYWHERE, model, mostly_slow, prompt, seen
 
 PART = "grouped experts"
 ORDER = "order of experts"
+FEW = "products of few rows with experts"
 EXPERTS, K, WIDE, HIGH = 16, 4, 32, 24
 OTHER_IDS = "its ids are of no choice among just these experts"
 LAYOUT = "its rows or weights have another layout"
@@ -105,7 +106,7 @@ class Kept(Batched):
 FORMS = [Batched, RowsFirst, Turned, TurnedBack, OfTurnedWeights, Selected, Multiplied, Kept]
 
 
-def given(tokens=7, shape=Batched.shape, wide=WIDE, dtype=torch.bfloat16, device="cpu"):
+def given(tokens=20, shape=Batched.shape, wide=WIDE, dtype=torch.bfloat16, device="cpu"):
     generator = torch.Generator().manual_seed(0)
     gates = torch.stack([torch.randperm(EXPERTS, generator=generator) for _ in range(tokens)] or [torch.zeros(EXPERTS)])
     x, weights = (torch.randn(*sizes, generator=generator) for sizes in ((tokens, wide), shape))
@@ -141,9 +142,41 @@ def test_rows_are_multiplied_without_a_copy_of_the_weights(form):
     assert not {aten.bmm.default, aten.sort.default, aten.histc.default} & {node.target for node in graph.graph.nodes}
 
 
-@pytest.mark.parametrize("tokens", [1, 300])
-def test_one_token_and_many(tokens):
-    check(RowsFirst(), inputs=given(tokens, RowsFirst.shape))
+def test_many_tokens():
+    check(RowsFirst(), inputs=given(300, RowsFirst.shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_few_rows_are_multiplied_by_the_op(form, tokens, dtype, monkeypatch):
+    monkeypatch.setattr(experts, "has_kernel", lambda device: False)  # the op needs none of PyTorch's
+    graph = check(form(), {FEW: 1}, inputs=given(tokens, form.shape, dtype=dtype))
+    assert not copies(graph)
+    assert not {aten.bmm.default, aten.sort.default} & {node.target for node in graph.graph.nodes}
+
+
+def test_the_first_row_that_is_not_one_of_few():
+    check(Batched(), {PART: 1, ORDER: 1}, inputs=given(17))
+
+
+def test_few_rows_of_sizes_that_no_word_divides():
+    check(Batched(), {FEW: 1}, inputs=given(2, (EXPERTS, 7, 13), 13))
+
+
+def test_few_rows_whose_op_cannot_be_built_are_grouped(monkeypatch):
+    monkeypatch.setattr(experts, "works", lambda *args, **options: False)
+    _, record, graph = seen(Batched(), *given(1))
+    assert record.chains == {PART: 1, ORDER: 1}
+    assert record.left == {(FEW, "expert_matvec does not take it, or cannot be built"): 1}
+    assert not copies(graph)
+
+
+def test_few_rows_of_other_ids_stay():
+    _, record, graph = seen(Given(), *given(1))
+    assert record.chains == {}
+    assert record.left == {(FEW, OTHER_IDS): 1, (PART, OTHER_IDS): 1}
+    assert copies(graph)
 
 
 @pytest.mark.parametrize("form", [Batched, RowsFirst])
@@ -167,7 +200,7 @@ class Layer(Batched):
         return scaled.view(*chosen.shape, -1).sum(1)
 
 
-def of_a_layer(tokens=7, device="cpu"):
+def of_a_layer(tokens=20, device="cpu"):
     x, gates, up = given(tokens, device=device)
     _, _, down = given(tokens, (EXPERTS, WIDE, HIGH), device=device)
     return [x, gates, up, up[:, :, 0].contiguous(), down, down[:, :, 0].contiguous()]
@@ -290,7 +323,7 @@ def test_more_experts_than_the_kernel_takes_stay():
     count = experts._MOST + 1
     for known, chains in ((count - 1, None), (count, {})):
         x, _, weights = given(shape=(known, 8, WIDE))
-        gates = torch.arange(known).flip(0).expand(7, -1).float().contiguous()
+        gates = torch.arange(known).flip(0).expand(20, -1).float().contiguous()
         reason = None if chains is None else "it has more experts than the kernel takes"
         check(Batched(), chains, reason, [x, gates, weights])
 
@@ -340,7 +373,7 @@ class Summed(Batched):
 class ByRows(Batched):
     """A matrix is gathered from each row of the weights."""
 
-    shape = (7 * K, EXPERTS, WIDE)
+    shape = (20 * K, EXPERTS, WIDE)
 
     def gather(self, weights, ids):
         return weights[:, ids]
@@ -396,7 +429,7 @@ def test_what_is_switched_off_stays():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
 def test_experts_of_a_model(name):
-    net, ids = model(name, torch.bfloat16), prompt(3, 1)
+    net, ids = model(name, torch.bfloat16), prompt(40, 1)
     net.set_experts_implementation("batched_mm")
 
     def logits(ids):
@@ -437,12 +470,14 @@ def test_compiled_with_a_number_of_tokens_that_changes():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 8, 100])
+@pytest.mark.parametrize("tokens", [1, 16, 100])
 def test_on_a_gpu(tokens):
     if not torch.cuda.is_available():  # outside of the checkout nobody else asks
         pytest.skip("no CUDA device")
     if not experts.has_kernel(torch.device("cuda")):
         pytest.skip("PyTorch has no kernel for grouped products on this device")
+    is_few = tokens * K <= 64
     for form in FORMS:
-        check(form(), inputs=given(tokens, form.shape, device="cuda"))
-    check(Layer(), {PART: 2, ORDER: 1, "routing": 1}, inputs=of_a_layer(tokens, "cuda"))
+        check(form(), {FEW: 1} if is_few else None, inputs=given(tokens, form.shape, device="cuda"))
+    products = {FEW: 2} if is_few else {PART: 2, ORDER: 1}
+    check(Layer(), {**products, "routing": 1}, inputs=of_a_layer(tokens, "cuda"))
