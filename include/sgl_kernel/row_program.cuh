@@ -295,8 +295,7 @@ struct ProgramRow {
     using T = element_t<kOperand>;
     const void* place = m_find(kOperand);
     const T value = m_is_there(kOperand, place) ? *static_cast<const T*>(place) : T{};
-    if constexpr (sizeof(T) == 2) return cast<fp32_t>(value);
-    else return value;
+    return static_cast<details::conditional_t<sizeof(T) == 2, fp32_t, T>>(value);
   }
 
   /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.

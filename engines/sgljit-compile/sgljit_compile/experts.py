@@ -44,7 +44,7 @@ from .graphs import (
 from .inductor import grouped_product
 from .measured import Shape
 from .ops import MATVEC, overload, works
-from .sorting import choice
+from .sorting import choice, sortings
 
 __all__ = [
     "EXPERTS",
@@ -52,6 +52,7 @@ __all__ = [
     "Product",
     "fuse",
     "fuse_few",
+    "grouped",
     "has_few_rows",
     "kind_of",
     "products",
@@ -92,8 +93,8 @@ class Product:
     Attributes:
         out: the product, of the shape of ``rows``.
         rows: [rows, 1, n], or [rows, n, 1] where the matrix stands before it.
-        dim: the dimension of ``rows`` that has one element.
-        gathered: the copies of the matrices, and the nodes that turn them.
+        dim: the dimension of ``rows`` that has one element; None of a grouped product, whose rows are [rows, n].
+        gathered: the copies of the matrices, and the nodes that turn them; none of a grouped product.
         weights: of all experts, three dimensions.
         is_turned: whether the product with ``rows`` on the left takes the transpose of each matrix in ``weights``.
         ids: of the experts, a row's each.
@@ -101,7 +102,7 @@ class Product:
 
     out: fx.Node
     rows: fx.Node
-    dim: int
+    dim: int | None
     gathered: tuple[fx.Node, ...]
     weights: fx.Node
     is_turned: bool
@@ -115,6 +116,23 @@ def products(graph: fx.Graph) -> Iterator[Product]:
         found = _around(node, right, left, 1) or _around(node, left, right, 2)
         if found is not None:
             yield found
+
+
+def grouped(graph: fx.Graph) -> Iterator[Product]:
+    """The grouped products of a graph whose rows are in the order of chosen experts."""
+    for sorting in list(sortings(graph)):
+        for node in [user for ends in sorting.results["ends"] for user in ends.users]:
+            if not is_call(node, grouped_product()):
+                continue
+            given = dict(zip(("rows", "weights", "offs", "bias", "out_dtype"), args(node), strict=False)) | node.kwargs
+            rows, weights = value(given["rows"]), value(given["weights"])
+            if given.get("offs") not in sorting.results["ends"] or given.get("bias") is not None:
+                continue
+            if rows is None or weights is None or rows.dim() != 2 or node.meta["val"].dtype != rows.dtype:
+                continue
+            if weights.dim() == 3 and number(weights.shape[0], sorting.experts):
+                (ids, *_) = sorting.results["expert_ids"]
+                yield Product(node, given["rows"], None, (), given["weights"], False, ids)
 
 
 def has_few_rows(product: Product) -> bool:
@@ -143,17 +161,19 @@ def _sizes(product: Product) -> tuple[Any, Any]:
 
 
 def fuse_few(graph: fx.Graph, product: Product) -> None:
-    """Put the op for few rows in the place of a product with gathered weights.
+    """Put the op for few rows in the place of a product with gathered weights, or of a grouped one.
 
     Raises:
         Refused: the graph stays as it is, for a reason.
     """
-    _check(product)
+    if product.gathered:
+        _check(product)
     editor = Editor(graph, product.out)
     try:
         tensor = product.rows.meta["val"]
-        rows = editor.call(aten.squeeze.dim, product.rows, product.dim)
-        weights = product.weights
+        rows, weights = product.rows, product.weights
+        if product.dim is not None:
+            rows = editor.call(aten.squeeze.dim, rows, product.dim)
         if not product.is_turned:
             weights = editor.call(aten.permute.default, weights, [0, 2, 1])
         sizes = [tensor.shape[0], _sizes(product)[1]]
@@ -162,8 +182,9 @@ def fuse_few(graph: fx.Graph, product: Product) -> None:
         values = {name: node.meta["val"] for name, node in {**given, "output": output}.items()}
         if not works(MATVEC, kind_of(product), values, most=1):
             raise Refused(f"{MATVEC} does not take it, or cannot be built")
-        (written,) = editor.write(overload(MATVEC), {"output": (output, ())}, given)
-        result = editor.call(aten.unsqueeze.default, written, product.dim)
+        (result,) = editor.write(overload(MATVEC), {"output": (output, ())}, given)
+        if product.dim is not None:
+            result = editor.call(aten.unsqueeze.default, result, product.dim)
     except Refused:
         editor.undo()
         raise

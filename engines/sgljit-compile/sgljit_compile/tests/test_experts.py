@@ -172,6 +172,58 @@ def test_few_rows_whose_op_cannot_be_built_are_grouped(monkeypatch):
     assert not copies(graph)
 
 
+class Grouped(Batched):
+    """In the order of the experts, as transformers' ``grouped_mm`` has it."""
+
+    shape = RowsFirst.shape
+
+    def grouped(self, rows, weights, ends):
+        return torch.nn.functional.grouped_mm(rows, weights, offs=ends)
+
+    def forward(self, x, gates, weights):
+        found, pairs = torch.sort(self.choose(gates))
+        places = torch.empty_like(pairs)
+        places[pairs] = torch.arange(pairs.shape[0], device=pairs.device)
+        wide = found.float() if found.device.type == "cpu" else found.int()
+        ends = torch.histc(wide, bins=EXPERTS, min=0, max=EXPERTS - 1).cumsum(0, dtype=torch.int32)
+        return self.grouped(self.rows(x)[pairs], weights, ends)[places]
+
+
+class GroupedTurned(Grouped):
+    shape = Batched.shape
+
+    def grouped(self, rows, weights, ends):
+        return super().grouped(rows, weights.transpose(1, 2), ends)
+
+
+class OtherEnds(Grouped):
+    """The rows end elsewhere than the experts' do."""
+
+    def grouped(self, rows, weights, ends):
+        return super().grouped(rows, weights, ends.flip(0).cumsum(0, dtype=torch.int32).clamp(max=len(rows)))
+
+
+def grouped_products(graph):
+    return [node for node in graph.graph.nodes if node.target is aten._grouped_mm.default]
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize("form", [Grouped, GroupedTurned])
+def test_few_rows_of_a_grouped_product_are_multiplied_by_the_op(form, tokens):
+    graph = check(form(), {FEW: 1, ORDER: 1}, inputs=given(tokens, form.shape))
+    assert not grouped_products(graph)
+
+
+@pytest.mark.parametrize(("form", "tokens"), [(Grouped, 17), (OtherEnds, 2)])
+def test_a_grouped_product_of_many_rows_or_of_other_ends_stays(form, tokens):
+    with torch.no_grad():
+        expected = form()(*given(tokens, form.shape))
+    result, record, graph = seen(form(), *given(tokens, form.shape))
+    torch.testing.assert_close(result, expected)
+    assert record.chains == {ORDER: 1}
+    assert len(grouped_products(graph)) == 1
+
+
 def test_few_rows_of_other_ids_stay():
     _, record, graph = seen(Given(), *given(1))
     assert record.chains == {}

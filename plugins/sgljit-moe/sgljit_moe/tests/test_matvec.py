@@ -27,6 +27,11 @@ def laid(weight: torch.Tensor, layout: str) -> torch.Tensor:
     return weight.contiguous() if layout == "rows" else weight.mT.contiguous().mT
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device, with the gaps that ``Tensor.to`` leaves out."""
+    return tensor.new_empty(0, device=device).new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
 def poisoned(like: torch.Tensor) -> torch.Tensor:
     return torch.full_like(like, NAN)
 
@@ -113,7 +118,7 @@ BAD = {
 def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, layout, device):
     changed, name, cause = BAD[case]
     given = {"x": ones(3, 16), "weight": ones(4, 8, 16), "expert_ids": torch.zeros(3).long(), "output": ones(3, 8)}
-    arguments = {key: value.to(device) for key, value in {**given, **changed}.items()}
+    arguments = {key: moved(value, device) for key, value in {**given, **changed}.items()}
     arguments |= {} if case.endswith("weight") else {"weight": laid(arguments["weight"], layout)}
     with pytest.raises(TensorMatchError, match=rf"(?s)failed for {name}.*{cause}"):
         expert_matvec(**arguments)
@@ -122,12 +127,10 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, layout, device
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("wrong", [-1, 4])
-def test_an_id_of_no_expert_is_refused(device, wrong, layout, monkeypatch):
-    """On CUDA where indices are checked, as the host has to wait for them."""
-    monkeypatch.setenv("SGLJIT_CHECK_INDICES", "1")
-    ids, output = torch.tensor([0, wrong, 3], device=device), ones(3, 8, device=device)
+def test_an_id_of_no_expert_is_refused(wrong, layout):
+    ids, output = torch.tensor([0, wrong, 3]), ones(3, 8)
     with pytest.raises(TensorMatchError, match=rf"(?s)expert_ids.*element 1 is {wrong}, and weight has 4 rows"):
-        expert_matvec(ones(3, 16, device=device), laid(ones(4, 8, 16, device=device), layout), ids, output)
+        expert_matvec(ones(3, 16), laid(ones(4, 8, 16), layout), ids, output)
     assert (output == 1).all()
 
 
