@@ -70,7 +70,9 @@ _VIEWS = (
     aten.unsqueeze.default,
     aten.view.default,
 )
-_FEW = 64  # rows: for so many the op was measured as faster than a grouped product, which reads a matrix once
+# Rows for which the op was measured as faster than a grouped product, if most have an expert of their own: that product
+# reads a matrix once for all of its rows.
+_FEW = 64
 _MOST = 1023  # experts that PyTorch's kernel takes
 _ALIGNMENT = 8  # elements: the kernel reads 16 bytes at a time, and rows must begin there
 # The compute capabilities that have the kernel. For others PyTorch has a loop, which waits for the device to learn how
@@ -137,8 +139,8 @@ def grouped(graph: fx.Graph) -> Iterator[Product]:
 
 def has_few_rows(product: Product) -> bool:
     """Whether the op for few rows is for a product."""
-    rows = product.rows.meta["val"].shape[0]
-    return is_known(rows) and 0 < rows <= _FEW
+    rows, experts = (node.meta["val"].shape[0] for node in (product.rows, product.weights))
+    return is_known(rows) and is_known(experts) and 0 < rows <= min(_FEW, experts)
 
 
 def kind_of(product: Product) -> tuple[Any, ...]:
