@@ -43,8 +43,9 @@ def draw(results: Path) -> str:
     text = TEXT
     for name in PAGES:
         found = list(cells((results / f"{name}.md").read_text(encoding="utf-8")))
-        picture = f"{name}_heat_map.svg"
-        write_heat_map(results / picture, found, x=next(iter(found[0])), y=OP, value=RATIO)
+        picture, x = f"{name}_heat_map.svg", next(iter(found[0]))
+        found = [{x: row.pop(next(iter(row))), **row} for row in found]  # a page may have tokens and rows
+        write_heat_map(results / picture, found, x=x, y=OP, value=RATIO)
         text += f"\n## [{name}]({name}.md)\n\n![{name}: our time divided by the best of the others]({picture})\n"
     return text
 

@@ -294,7 +294,8 @@ struct ProgramRow {
     static_assert(has(kOperand, sgl::kOneValue), "row.value(x) is for operands with one value for each row");
     using T = element_t<kOperand>;
     const void* place = m_find(kOperand);
-    return m_is_there(kOperand, place) ? *static_cast<const T*>(place) : T{};
+    const T value = m_is_there(kOperand, place) ? *static_cast<const T*>(place) : T{};
+    return static_cast<details::conditional_t<sizeof(T) == 2, fp32_t, T>>(value);
   }
 
   /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.

@@ -654,6 +654,10 @@ struct RowProgram {
   details::ProgramOnCpu m_on_cpu;
 };
 
+/// \brief Checks the index of rows as a program does, for an op with a kernel of its own: its dtype, its device, and
+/// where `indexed` says so its elements.
+SGL_INLINE void match_index(const Rows& rows);
+
 }  // namespace host
 
 #if SGL_BODIES
@@ -1063,11 +1067,12 @@ inline void match_segment(
     const auto code = element_code(dtype);
     const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
     const bool is_byte = code == sgl::kInt8 || code == sgl::kUInt8;
-    const bool is_refused = is_value ? code != sgl::kFp32 && !is_integer : is_integer || (is_byte && !rows.takes_bytes);
+    const bool is_fp8 = code == sgl::kFp8E4M3 || code == sgl::kFp8E5M2;
+    const bool is_refused = is_value ? is_byte || is_fp8 : is_integer || (is_byte && !rows.takes_bytes);
     if (code == sgl::kNoElement || is_refused)
       rows.raise(
           location, {"DType mismatch: expected one of [",
-                     is_value           ? "float32, int32, int64"
+                     is_value           ? "float32, float16, bfloat16, int32, int64"
                      : rows.takes_bytes ? "float32, float16, bfloat16, float8, int8, uint8"
                                         : "float32, float16, bfloat16, float8",
                      "] but got ", dtype});
@@ -1324,6 +1329,10 @@ SGL_INLINE std::int64_t ProgramOnCpu::m_load(
 }
 
 }  // namespace host::details
+
+SGL_INLINE void host::match_index(const Rows& rows) {
+  details::match_index(rows, rows.tensor.device(), false, rows.location);
+}
 
 #endif  // SGL_BODIES
 

@@ -46,7 +46,7 @@ def of_page(page, op, neighbour=False):
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in found[2].splitlines())
     for line in lines:
         cells = dict(zip(head, line, strict=True))
-        size = int(cells.get("experts") or cells["size"])
+        size = int(cells.get("size") or cells["experts"])
         if "window" in cells:
             size *= int(cells["window"]) * int(cells["heads"])
         ours, theirs = (float(cells[name].split()[0]) for name in ("sgljit", head[head.index("PyTorch")]))

@@ -18,7 +18,7 @@ FAMILIES = {
     "quant": 6,
     "rope": 7,
     "kvcache": 7,
-    "moe": 6,
+    "moe": 7,
     "sampling": 2,
     "hicache": 5,
     "wait_value": 3,

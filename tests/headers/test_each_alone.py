@@ -122,7 +122,7 @@ BUDGETS = {
     "device": ("#include <sgl_kernel/row_program.h>\n", 1_905, 5_700),
     "host": ("#include <sgl_kernel/export.h>\n#include <sgl_kernel/row_program.h>\n", 3_125, 3_500),
 }
-MOST_LINES = 11_650  # of all headers but those of ports
+MOST_LINES = 11_668  # of all headers but those of ports
 ADVICE = (
     "every build would take longer. Find what came in (-H names each header), and include less or write less; if the "
     "lines are worth it, measure them with bench/header_weight.py, and raise the limit here"

@@ -153,9 +153,10 @@ def test_a_value_for_each_row_and_outputs_of_another_dtype(programs, device, dty
         programs.per_token(x, out, scale)
         expect(scale, x.double().abs().amax(-1, keepdim=True) / 448)
         expect(out.double() * scale, x, 2**-4 * x.abs().max().item())
-        back = poisoned(x)
-        programs.scaled(x, scale, back)
-        expect(back, x.double() * scale)
+        for of_rows in (scale, scale.half(), scale.bfloat16(), scale.to(torch.int64)):
+            back = poisoned(x)
+            programs.scaled(x, of_rows, back)
+            expect(back, x.double() * of_rows)
 
 
 @each_device
@@ -166,10 +167,12 @@ def test_a_monoid_and_a_value_of_integers_for_each_row(programs, device, dtype):
         if columns > 2:
             x[:, columns // 2 :] = x[:, : columns - columns // 2].clone()  # equal ones: the first counts
         for index in (torch.int32, torch.int64):
-            largest, found = torch.full((rows, 1), NAN, device=device), x.new_full((rows, 1), -1, dtype=index)
-            programs.argmax(x, largest, found)
             wanted = x.float().max(-1, keepdim=True).values
-            assert torch.equal(largest, wanted)
+            for stored in (torch.float32, torch.float16, torch.bfloat16):  # rounded where it has more digits
+                largest = torch.full((rows, 1), NAN, dtype=stored, device=device)
+                found = x.new_full((rows, 1), -1, dtype=index)
+                programs.argmax(x, largest, found)
+                assert torch.equal(largest, wanted.to(stored))
             first = (x.float() == wanted).int().argmax(-1, keepdim=True)
             assert torch.equal(found.long(), first)
 
@@ -228,7 +231,10 @@ def test_each_group_of_columns_has_its_part_of_the_row_for_all(programs, device,
         weight = random(groups * size, dtype=dtype, device=device)
         out = poisoned(x)
         programs.group_rmsnorm(x, weight, out, size, EPS)
-        expect(out, rms_norm(x.unflatten(-1, (groups, size)), torch.ones(size)).flatten(-2) * weight.double())
+        expect(
+            out,
+            rms_norm(x.unflatten(-1, (groups, size)), torch.ones(size, device=device)).flatten(-2) * weight.double(),
+        )
     with pytest.raises(TensorMatchError, match=r"(?s)for weight.*rows of each, such as heads: expected 3 but got 2"):
         programs.group_rmsnorm(x, weight[: 2 * size], out, size, EPS)
     with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
@@ -275,8 +281,10 @@ def test_a_list_that_does_not_fit_is_refused(programs, device):
             programs.ranked(x[:, :columns], numbers[:, :size], numbers[:, :size].int(), size)
     with pytest.raises(TensorMatchError, match=r"(?s)for columns.*Size mismatch for a row: expected 4 but got 5"):
         programs.ranked(x, numbers[:, :4], numbers[:, :5].int(), 4)
-    with pytest.raises(TensorMatchError, match=r"(?s)for largest.*DType mismatch: expected one of .float32, int32, "):
-        programs.ranked(x, numbers[:, :4].half(), numbers[:, :4].int(), 4)
+    with pytest.raises(
+        TensorMatchError, match=r"(?s)for largest.*DType mismatch: expected one of .float32, float16, bfloat16, int"
+    ):
+        programs.ranked(x, numbers[:, :4].to(torch.int8), numbers[:, :4].int(), 4)
     with pytest.raises(ValueError, match="rows of largest share memory with each other"):
         programs.ranked(x, numbers[:1, :4].expand(3, 4), numbers[:, :4].int(), 4)
 

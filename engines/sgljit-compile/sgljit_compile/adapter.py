@@ -25,7 +25,11 @@ ADAPTER = Adapter(
             "apply_rope_inplace": "rope",
         },
         "kvcache": {"append_to_window": "sliding window"},
-        "moe": {"topk_softmax": "routing", "sort_by_expert": "order of experts"},
+        "moe": {
+            "topk_softmax": "routing",
+            "sort_by_expert": "order of experts",
+            "expert_matvec": "products of few rows with experts",
+        },
     },
 )
 

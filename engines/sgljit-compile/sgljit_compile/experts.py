@@ -4,11 +4,13 @@ A model may take the weights of each row's expert by its id and multiply each ro
 ``batched_mm`` does. The compiler writes the gathered matrices out: each is read, written and read again, and those of
 an expert that several rows chose so many times.
 
-A grouped product reads the weights where they lie, once for all rows of an expert. Its rows must be in the order of
-their experts, and a tensor says where those of each expert end. So the rows are brought into this order before a
-product, and back behind it. All that stands around a product, such as biases, activations and the sum of a token's
-experts, stays: the compiler fuses both steps into it. The order is written as transformers' ``grouped_mm`` has it, and
-the pass for the order of experts makes one launch of it.
+For few rows, such as the experts of one token, an op reads the matrix of each row where it lies.
+
+For more rows a grouped product does so, once for all rows of an expert. Its rows must be in the order of their experts,
+and a tensor says where those of each expert end. So the rows are brought into this order before a product, and back
+behind it. All that stands around a product, such as biases, activations and the sum of a token's experts, stays: the
+compiler fuses both steps into it. The order is written as transformers' ``grouped_mm`` has it, and the pass for the
+order of experts makes one launch of it.
 
 A product that is a multiplication and a sum in the graph stays: the compiler fuses the gathering into these. On a CPU
 it makes a multiplication and a sum of each such product, and a grouped product is a loop over all experts there.
@@ -40,9 +42,22 @@ from .graphs import (
     value,
 )
 from .inductor import grouped_product
-from .sorting import choice
+from .measured import Shape
+from .ops import MATVEC, overload, works
+from .sorting import choice, sortings
 
-__all__ = ["EXPERTS", "Order", "Product", "fuse", "products"]
+__all__ = [
+    "EXPERTS",
+    "Order",
+    "Product",
+    "fuse",
+    "fuse_few",
+    "grouped",
+    "has_few_rows",
+    "kind_of",
+    "products",
+    "shape_of",
+]
 
 EXPERTS = "grouped experts"  # as ``explain`` calls it
 
@@ -55,6 +70,9 @@ _VIEWS = (
     aten.unsqueeze.default,
     aten.view.default,
 )
+# Rows for which the op was measured as faster than a grouped product, if most have an expert of their own: that product
+# reads a matrix once for all of its rows.
+_FEW = 64
 _MOST = 1023  # experts that PyTorch's kernel takes
 _ALIGNMENT = 8  # elements: the kernel reads 16 bytes at a time, and rows must begin there
 # The compute capabilities that have the kernel. For others PyTorch has a loop, which waits for the device to learn how
@@ -77,8 +95,8 @@ class Product:
     Attributes:
         out: the product, of the shape of ``rows``.
         rows: [rows, 1, n], or [rows, n, 1] where the matrix stands before it.
-        dim: the dimension of ``rows`` that has one element.
-        gathered: the copies of the matrices, and the nodes that turn them.
+        dim: the dimension of ``rows`` that has one element; None of a grouped product, whose rows are [rows, n].
+        gathered: the copies of the matrices, and the nodes that turn them; none of a grouped product.
         weights: of all experts, three dimensions.
         is_turned: whether the product with ``rows`` on the left takes the transpose of each matrix in ``weights``.
         ids: of the experts, a row's each.
@@ -86,7 +104,7 @@ class Product:
 
     out: fx.Node
     rows: fx.Node
-    dim: int
+    dim: int | None
     gathered: tuple[fx.Node, ...]
     weights: fx.Node
     is_turned: bool
@@ -100,6 +118,79 @@ def products(graph: fx.Graph) -> Iterator[Product]:
         found = _around(node, right, left, 1) or _around(node, left, right, 2)
         if found is not None:
             yield found
+
+
+def grouped(graph: fx.Graph) -> Iterator[Product]:
+    """The grouped products of a graph whose rows are in the order of chosen experts."""
+    for sorting in list(sortings(graph)):
+        for node in [user for ends in sorting.results["ends"] for user in ends.users]:
+            if not is_call(node, grouped_product()):
+                continue
+            given = dict(zip(("rows", "weights", "offs", "bias", "out_dtype"), args(node), strict=False)) | node.kwargs
+            rows, weights = value(given["rows"]), value(given["weights"])
+            if given.get("offs") not in sorting.results["ends"] or given.get("bias") is not None:
+                continue
+            if rows is None or weights is None or rows.dim() != 2 or node.meta["val"].dtype != rows.dtype:
+                continue
+            if weights.dim() == 3 and number(weights.shape[0], sorting.experts):
+                (ids, *_) = sorting.results["expert_ids"]
+                yield Product(node, given["rows"], None, (), given["weights"], False, ids)
+
+
+def has_few_rows(product: Product) -> bool:
+    """Whether the op for few rows is for a product."""
+    rows, experts = (node.meta["val"].shape[0] for node in (product.rows, product.weights))
+    return is_known(rows) and is_known(experts) and 0 < rows <= min(_FEW, experts)
+
+
+def kind_of(product: Product) -> tuple[Any, ...]:
+    """The elements of a row and of its product, the dtype and the device."""
+    n, m = _sizes(product)
+    tensor = product.rows.meta["val"]
+    return (f"{n} to {m}", tensor.dtype, tensor.device)
+
+
+def shape_of(product: Product) -> Shape:
+    """The rows of a product."""
+    tensor = product.rows.meta["val"]
+    return Shape(tensor.shape[0], _sizes(product)[0], tensor.dtype)
+
+
+def _sizes(product: Product) -> tuple[Any, Any]:
+    """The elements of a row and of its product."""
+    _, *sizes = product.weights.meta["val"].shape
+    return (sizes[1], sizes[0]) if product.is_turned else (sizes[0], sizes[1])
+
+
+def fuse_few(graph: fx.Graph, product: Product) -> None:
+    """Put the op for few rows in the place of a product with gathered weights, or of a grouped one.
+
+    Raises:
+        Refused: the graph stays as it is, for a reason.
+    """
+    if product.gathered:
+        _check(product)
+    editor = Editor(graph, product.out)
+    try:
+        tensor = product.rows.meta["val"]
+        rows, weights = product.rows, product.weights
+        if product.dim is not None:
+            rows = editor.call(aten.squeeze.dim, rows, product.dim)
+        if not product.is_turned:
+            weights = editor.call(aten.permute.default, weights, [0, 2, 1])
+        sizes = [tensor.shape[0], _sizes(product)[1]]
+        output = editor.call(aten.empty.memory_format, sizes, dtype=tensor.dtype, device=tensor.device)
+        given = {"x": rows, "weight": weights, "expert_ids": product.ids}
+        values = {name: node.meta["val"] for name, node in {**given, "output": output}.items()}
+        if not works(MATVEC, kind_of(product), values, most=1):
+            raise Refused(f"{MATVEC} does not take it, or cannot be built")
+        (result,) = editor.write(overload(MATVEC), {"output": (output, ())}, given)
+        if product.dim is not None:
+            result = editor.call(aten.unsqueeze.default, result, product.dim)
+    except Refused:
+        editor.undo()
+        raise
+    replace(graph, {product.out: result}, product.gathered)
 
 
 def fuse(graph: fx.Graph, product: Product, orders: dict[fx.Node, Order]) -> None:
@@ -160,24 +251,34 @@ def _turns(node: fx.Node) -> bool | None:
     return None
 
 
+def _check(product: Product) -> int:
+    """The number of experts of a product whose weights need not be gathered.
+
+    Raises:
+        Refused: there is a reason against it.
+    """
+    chosen = choice(product.ids)
+    if chosen is None or not number(product.weights.meta["val"].shape[0], chosen[1]):
+        # An id that is no expert's would be an error of the gathering, or is another's who has none of these weights.
+        raise Refused("its ids are of no choice among just these experts")
+    if any(len(node.users) != 1 for node in product.gathered):
+        raise Refused("something else takes the gathered weights")
+    if not _is_given(product.weights):
+        # Then all must be in memory. The compiler computes those of the chosen experts alone.
+        raise Refused("its weights are computed in the graph")
+    return chosen[1]
+
+
 def _experts(product: Product) -> int:
     """The number of experts of a product that a grouped one can take the place of.
 
     Raises:
         Refused: there is a reason against it.
     """
-    chosen = choice(product.ids)
     rows, weights = product.rows.meta["val"], product.weights.meta["val"]
     if not has_kernel(weights.device):
         raise Refused("PyTorch has no kernel for grouped products on this device")
-    if chosen is None or not number(weights.shape[0], chosen[1]):
-        # An id that is no expert's would be an error of the gathering, or is another's who has none of these weights.
-        raise Refused("its ids are of no choice among just these experts")
-    if any(len(node.users) != 1 for node in product.gathered):
-        raise Refused("something else takes the gathered weights")
-    if not _is_given(product.weights):
-        # A grouped product needs them all in memory. The compiler computes those of the chosen experts alone.
-        raise Refused("its weights are computed in the graph")
+    experts = _check(product)
     if any(x.dtype != torch.bfloat16 for x in (rows, weights)):
         raise Refused("grouped products are compiled in bfloat16 alone")
     if number(rows.shape[0], 0):
@@ -188,9 +289,9 @@ def _experts(product: Product) -> int:
         raise Refused("its rows do not begin at 16 bytes")
     if not any(map(is_dense, (weights, weights.transpose(1, 2)))) or not is_dense(rows.squeeze(product.dim)):
         raise Refused("its rows or weights have another layout")
-    if chosen[1] > _MOST:
+    if experts > _MOST:
         raise Refused("it has more experts than the kernel takes")
-    return chosen[1]
+    return experts
 
 
 def _is_given(node: fx.Node) -> bool:

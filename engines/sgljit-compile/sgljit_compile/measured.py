@@ -45,7 +45,8 @@ _ALL = _HALF | {torch.float32}
 _ADD_NORM, _GEMMA_ADD_NORM = frozenset({"fused_add_rmsnorm"}), frozenset({"gemma_fused_add_rmsnorm"})
 _SANDWICH, _GEMMA_SANDWICH = frozenset({"fused_rmsnorm_add_rmsnorm"}), frozenset({"gemma_fused_rmsnorm_add_rmsnorm"})
 
-# Rows are tokens, or sequences for a window. Sizes are those of a token, of a head, of a window, or numbers of experts.
+# Rows are tokens, or sequences for a window. Sizes are those of a token, of a head, of a window, of a row of x, or
+# numbers of experts.
 TABLE = (
     Range(_ADD_NORM, _HALF, (576, 16384), (1, 16384), ("norm_grid.csv",)),
     Range(_ADD_NORM, frozenset({torch.float32}), (1024, 12288), (1, 16384), ("norm_grid.csv",)),
@@ -64,6 +65,7 @@ TABLE = (
     Range(frozenset({"append_to_window"}), _HALF, (128 * 8 * 64, 4096 * 8 * 128), (1, 64), ("kvcache.md",)),
     Range(frozenset({"topk_softmax"}), _ALL, (8, 128), (1, 16384), ("moe.md", "compiled.md")),
     Range(frozenset({"sort_by_expert"}), frozenset({torch.int64}), (8, 256), (1, 16384), ("moe.md", "compiled.md")),
+    Range(frozenset({"expert_matvec"}), frozenset({torch.bfloat16}), (768, 2880), (1, 64), ("moe.md",)),
 )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "ADD_NORM",
     "FAILED",
     "HEADS",
+    "MATVEC",
     "ROUTING",
     "SORTING",
     "TRIALS",
@@ -53,6 +54,7 @@ HEADS: Mapping[tuple[bool, bool], str] = {
 
 ROUTING = "topk_softmax"
 SORTING = "sort_by_expert"
+MATVEC = "expert_matvec"
 WINDOW = "append_to_window"
 
 # By family, an op and the tensors of a call without tokens: the shape of each, or of positions and ids in a list.

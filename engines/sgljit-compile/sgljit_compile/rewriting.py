@@ -15,7 +15,7 @@ from .graphs import Refused, needs
 from .heads import Heads, Tables
 from .measured import Shape, why_not
 from .norms import has_unknown_eps, norms
-from .ops import HEADS, ROUTING, SORTING, WINDOW
+from .ops import HEADS, MATVEC, ROUTING, SORTING, WINDOW
 from .records import Graph
 from .rotations import rotations
 
@@ -174,9 +174,14 @@ def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
 
 
 def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
-    """Leave out the copies of the weights of chosen experts, on devices where the order of experts is used."""
+    """Leave out the copies of the weights of chosen experts: of few rows by an op, else with the order of experts."""
     orders: dict[fx.Node, experts.Order] = {}
+    grouped = list(experts.grouped(graph))  # those of the model
     for one in experts.products(graph):
+        if experts.has_few_rows(one):
+            fuse = functools.partial(experts.fuse_few, graph, one)
+            if _put(ops, record, MATVEC, experts.kind_of(one), one.out, experts.shape_of(one), fuse):
+                continue
         if one.out.meta["val"].device.type not in ops.get(SORTING, ()):
             continue
         try:
@@ -185,6 +190,10 @@ def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
             _note(record, experts.EXPERTS, str(refused))
         else:
             _note(record, experts.EXPERTS)
+    for one in grouped:
+        if experts.has_few_rows(one):
+            fuse = functools.partial(experts.fuse_few, graph, one)
+            _put(ops, record, MATVEC, experts.kind_of(one), one.out, experts.shape_of(one), fuse)
 
 
 def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:

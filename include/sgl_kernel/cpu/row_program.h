@@ -182,7 +182,9 @@ struct ProgramRow {
   /// \brief The value that an operand has for this row.
   template <int kOperand>
   [[gnu::always_inline]] auto value(sgl::Operand<kOperand>) const {
-    return *static_cast<const element_t<kOperand>*>(m_find<kOperand>());
+    const auto value = *static_cast<const element_t<kOperand>*>(m_find<kOperand>());
+    if constexpr (sizeof(value) == 2) return to_float(value);
+    else return value;
   }
 
   /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.
@@ -402,6 +404,12 @@ struct ProgramRow {
     }
   }
 
+  template <typename U, typename T>
+  [[gnu::always_inline]] static U s_number(T value) {
+    if constexpr (sizeof(U) == 2) return from_float<U>(value);
+    else return static_cast<U>(value);
+  }
+
   template <int kOperand, typename T>
   [[gnu::always_inline]] void m_store_value(const sgl::Bound<kOperand, T>& output) const {
     if constexpr (sgl::details::kIsListed<T>) {
@@ -410,9 +418,9 @@ struct ProgramRow {
       auto* place = static_cast<void*>(m_find<kOperand>());
       const auto distance = m_segment.places[kOperand].group_stride;
       for (int i = 0; i < list.size; ++i)
-        *static_cast<U*>(pointer::offset(place, i * distance)) = static_cast<U>(f(list.states[i]));
+        *static_cast<U*>(pointer::offset(place, i * distance)) = s_number<U>(f(list.states[i]));
     } else if constexpr (sgl::details::kIsNumber<T>) {
-      *static_cast<element_t<kOperand>*>(m_find<kOperand>()) = static_cast<element_t<kOperand>>(output.value);
+      *static_cast<element_t<kOperand>*>(m_find<kOperand>()) = s_number<element_t<kOperand>>(output.value);
     } else if constexpr (sgl::details::kIsGrouped<T>) {
       using U = element_t<kOperand>;
       void* begin = m_find<kOperand>();

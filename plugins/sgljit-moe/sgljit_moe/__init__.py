@@ -9,6 +9,7 @@ from ._version import __version__
 
 __all__ = [
     "__version__",
+    "expert_matvec",
     "moe_align_block_size",
     "moe_sum",
     "sort_by_expert",
@@ -18,7 +19,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .ops import moe_align_block_size, moe_sum, sort_by_expert, topk_sigmoid, topk_softmax, topk_sqrtsoftplus
+    from .ops import (
+        expert_matvec,
+        moe_align_block_size,
+        moe_sum,
+        sort_by_expert,
+        topk_sigmoid,
+        topk_softmax,
+        topk_sqrtsoftplus,
+    )
 else:
     from sgljit_core.lazy import attributes
 

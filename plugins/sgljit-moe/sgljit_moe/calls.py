@@ -29,6 +29,9 @@ _SIGMOID: Models = {
 _SQRT_SOFTPLUS: Models = {"deepseek_v4": ((256, 6), (384, 6))}
 _GROUPS = {"deepseek_v3": {"num_expert_group": 8, "topk_group": 4}}
 
+# By the type of a model, the elements of a token, and of one inside of an expert.
+_SIZES = {"qwen3_moe": (2048, 768), "mixtral": (4096, 14336), "gpt_oss": (2880, 2880)}
+
 
 def topk_softmax(model: ModelShape | None) -> Calls:
     """Qwen3-MoE, gpt-oss and Mixtral: the weights are renormalised."""
@@ -91,6 +94,22 @@ def sort_by_expert(model: ModelShape | None) -> Calls:
         pairs = TensorSpec((TOKENS,), "int32")
         ids = {"topk_ids": TensorSpec((TOKENS, 1), dtype), "ends": TensorSpec((256,), "int32")}
         yield {**ids, "pairs": pairs, "expert_ids": pairs, "places": pairs}
+
+
+def expert_matvec(model: ModelShape | None) -> Calls:
+    """Both products of an expert, for ids of both types; gpt-oss has the elements of columns side by side."""
+    for model_type, (hidden, inside) in _SIZES.items():
+        if model is not None and model.model_type != model_type:
+            continue
+        hidden, dtype = (hidden, "bfloat16") if model is None else (model.hidden_size, model.dtype)
+        for of_ids, (n, m) in itertools.product(("int32", "int64"), ((hidden, 2 * inside), (inside, hidden))):
+            strides = (m * n, 1, m) if model_type == "gpt_oss" else None
+            yield {
+                "x": TensorSpec((TOKENS, n), dtype),
+                "weight": TensorSpec((8, m, n), dtype, strides),
+                "expert_ids": TensorSpec((TOKENS,), of_ids),
+                "output": TensorSpec((TOKENS, m), dtype),
+            }
 
 
 def _calls(models: Models, model: ModelShape | None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sgljit_core import KernelFamily
 
-FAMILY = KernelFamily(name="moe", package="sgljit_moe", host=["align.cpp", "sum.cpp", "topk.cpp"])
+FAMILY = KernelFamily(name="moe", package="sgljit_moe", host=["align.cpp", "matvec.cpp", "sum.cpp", "topk.cpp"])

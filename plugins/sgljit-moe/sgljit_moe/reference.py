@@ -119,6 +119,13 @@ def sort_by_expert(
     ends.copy_(ids[order].bincount(minlength=len(ends)).cumsum(0))
 
 
+def expert_matvec(x: torch.Tensor, weight: torch.Tensor, expert_ids: torch.Tensor, output: torch.Tensor) -> None:
+    """Rounded once, to the dtype of ``output``."""
+    products = [weight[expert].double() @ row.double() for row, expert in zip(x, expert_ids.tolist(), strict=True)]
+    for row, product in zip(output, products, strict=True):
+        row.copy_(product)
+
+
 def _numbers(values: torch.Tensor) -> torch.Tensor:
     return values.where(~values.isnan(), -torch.inf)
 

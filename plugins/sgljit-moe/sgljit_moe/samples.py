@@ -83,6 +83,23 @@ def sort_by_expert(device: torch.device) -> Iterator[Sample]:
         }
 
 
+def expert_matvec(device: torch.device) -> Iterator[Sample]:
+    """Every dtype and both types of ids; no row, one and several; matrices by rows and by columns."""
+    sizes = ((8, 96, 64), (4, 5, 2048), (4, 2048, 70), (3, 7, 33), (2, 3, 1), (2, 1, 3), (1, 2, 0))
+    dtypes = ((torch.bfloat16, torch.int64), (torch.float16, torch.int32), (torch.float32, torch.int64))
+    for (dtype, index), rows, (experts, m, n) in itertools.product(dtypes, (0, 1, 6), sizes):
+        x = torch.randn(rows, 2 * n, device=device).to(dtype)
+        weight = torch.randn(experts, m, 2 * n, device=device).to(dtype)
+        columns = torch.randn(experts, n, 2 * m, device=device).to(dtype).transpose(1, 2)
+        output = torch.empty(rows, 2 * m, dtype=dtype, device=device)
+        ids = torch.randint(experts, (rows,), device=device).to(index)
+        for matrices in (weight[..., n:], columns[:, m:]):
+            yield {"x": x[:, n:], "weight": matrices, "expert_ids": ids, "output": output[:, m:]}
+        dense = {"x": x[:, :n].contiguous(), "expert_ids": ids, "output": output[:, :m].contiguous()}
+        yield {**dense, "weight": weight[..., :n].contiguous()}
+        yield {**dense, "weight": columns[:, :m].transpose(1, 2).contiguous().transpose(1, 2)}
+
+
 def _samples(
     dtype: torch.dtype, tokens: int, experts: int, k: int, groups: int, topk_group: int, device: torch.device
 ) -> Iterator[Sample]:

@@ -12,6 +12,7 @@ import plugin_on_disk
 import pytest
 
 from sgljit_core import __version__
+from sgljit_tools.cli.main import main
 
 COUNTED = """
 import json, sys
@@ -159,3 +160,13 @@ def test_the_ops_of_a_family_are_listed_with_their_signatures(run):
     assert {"op", "signature", "place"} == set(found[0])
     for command in (("list",), ("cache", "build"), ("cache", "why")):
         assert "no installed plugin provides the kernel family 'nrom'" in run(*command, "nrom").stderr
+
+
+def test_a_doctor_that_is_interrupted_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupt(**_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sgljit_tools.cli.doctor.report", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert (ended.value.code, *capsys.readouterr()) == (130, "", "")

@@ -57,7 +57,8 @@ LINES = {ALONE: "off", ALL: "on", "add + norm": "norm", "heads": "rope", "routin
 # Matrix products, with the sums of their parts, and attention. inductor's own kernels are small: they are named after
 # all that they fuse, such as the mask of attention.
 LARGE = re.compile(
-    "(?!triton_).*(gemm|gemv|cublas|cutlass|nvjet|splitk|flash|fmha|attention|cudnn|xmma)", re.IGNORECASE
+    "(?!triton_).*(gemm|gemv|matvec|sum_columns|cublas|cutlass|nvjet|splitk|flash|fmha|attention|cudnn|xmma)",
+    re.IGNORECASE,
 )
 
 NOTE = """

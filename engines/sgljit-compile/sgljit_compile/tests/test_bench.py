@@ -30,7 +30,12 @@ def test_a_tiny_model(device: str, tmp_path: Path):
 def test_small_kernels_are_all_but_products_and_attention():
     from sgljit_compile.bench import compiled
 
-    products = ["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "void cublasLt::splitKreduce_kernel<32, 16, int, float>"]
+    products = [
+        "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
+        "void device::row_program<moe::Matvec, 3, 128u, 0u, true, 546ul>",
+        "void moe::sum_columns<8u, __nv_bfloat16, long>(moe::Columns)",
+    ]
     attention = [
         "cudnn_generated_fort_native_sdpa_sm80_flash_fprop",
         "void cudnn::fusion::lean_reduction_kernel<false>",

@@ -14,6 +14,7 @@ from .tiny import EVERYWHERE, model, mostly_slow, prompt, seen
 
 PART = "grouped experts"
 ORDER = "order of experts"
+FEW = "products of few rows with experts"
 EXPERTS, K, WIDE, HIGH = 16, 4, 32, 24
 OTHER_IDS = "its ids are of no choice among just these experts"
 LAYOUT = "its rows or weights have another layout"
@@ -141,9 +142,101 @@ def test_rows_are_multiplied_without_a_copy_of_the_weights(form):
     assert not {aten.bmm.default, aten.sort.default, aten.histc.default} & {node.target for node in graph.graph.nodes}
 
 
-@pytest.mark.parametrize("tokens", [1, 300])
-def test_one_token_and_many(tokens):
-    check(RowsFirst(), inputs=given(tokens, RowsFirst.shape))
+def test_many_tokens():
+    check(RowsFirst(), inputs=given(300, RowsFirst.shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_few_rows_are_multiplied_by_the_op(form, tokens, dtype, monkeypatch):
+    monkeypatch.setattr(experts, "has_kernel", lambda device: False)  # the op needs none of PyTorch's
+    graph = check(form(), {FEW: 1}, inputs=given(tokens, form.shape, dtype=dtype))
+    assert not copies(graph)
+    assert not {aten.bmm.default, aten.sort.default} & {node.target for node in graph.graph.nodes}
+
+
+def test_more_rows_than_experts_are_grouped():
+    check(Batched(), {PART: 1, ORDER: 1}, inputs=given(5))
+
+
+@pytest.mark.parametrize(("rows", "count", "few"), [(64, 128, True), (65, 128, False), (8, 8, True), (9, 8, False)])
+def test_how_many_rows_are_few(rows, count, few):
+    graph = torch.fx.Graph()
+    x, weights, ids = map(graph.placeholder, ("x", "weights", "ids"))
+    x.meta["val"], weights.meta["val"] = torch.empty(rows, 1, 16), torch.empty(count, 8, 16, device="meta")
+    assert experts.has_few_rows(experts.Product(x, x, 1, (x,), weights, True, ids)) == few
+
+
+def test_few_rows_of_sizes_that_no_word_divides():
+    check(Batched(), {FEW: 1}, inputs=given(2, (EXPERTS, 7, 13), 13))
+
+
+def test_few_rows_whose_op_cannot_be_built_are_grouped(monkeypatch):
+    monkeypatch.setattr(experts, "works", lambda *args, **options: False)
+    _, record, graph = seen(Batched(), *given(1))
+    assert record.chains == {PART: 1, ORDER: 1}
+    assert record.left == {(FEW, "expert_matvec does not take it, or cannot be built"): 1}
+    assert not copies(graph)
+
+
+class Grouped(Batched):
+    """In the order of the experts, as transformers' ``grouped_mm`` has it."""
+
+    shape = RowsFirst.shape
+
+    def grouped(self, rows, weights, ends):
+        return torch.nn.functional.grouped_mm(rows, weights, offs=ends)
+
+    def forward(self, x, gates, weights):
+        found, pairs = torch.sort(self.choose(gates))
+        places = torch.empty_like(pairs)
+        places[pairs] = torch.arange(pairs.shape[0], device=pairs.device)
+        wide = found.float() if found.device.type == "cpu" else found.int()
+        ends = torch.histc(wide, bins=EXPERTS, min=0, max=EXPERTS - 1).cumsum(0, dtype=torch.int32)
+        return self.grouped(self.rows(x)[pairs], weights, ends)[places]
+
+
+class GroupedTurned(Grouped):
+    shape = Batched.shape
+
+    def grouped(self, rows, weights, ends):
+        return super().grouped(rows, weights.transpose(1, 2), ends)
+
+
+class OtherEnds(Grouped):
+    """The rows end elsewhere than the experts' do."""
+
+    def grouped(self, rows, weights, ends):
+        return super().grouped(rows, weights, ends.flip(0).cumsum(0, dtype=torch.int32).clamp(max=len(rows)))
+
+
+def grouped_products(graph):
+    return [node for node in graph.graph.nodes if node.target is aten._grouped_mm.default]
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("form", [Grouped, GroupedTurned])
+def test_few_rows_of_a_grouped_product_are_multiplied_by_the_op(form, tokens):
+    graph = check(form(), {FEW: 1, ORDER: 1}, inputs=given(tokens, form.shape))
+    assert not grouped_products(graph)
+
+
+@pytest.mark.parametrize(("form", "tokens"), [(Grouped, 5), (OtherEnds, 2)])
+def test_a_grouped_product_of_many_rows_or_of_other_ends_stays(form, tokens):
+    with torch.no_grad():
+        expected = form()(*given(tokens, form.shape))
+    result, record, graph = seen(form(), *given(tokens, form.shape))
+    torch.testing.assert_close(result, expected)
+    assert record.chains == {ORDER: 1}
+    assert len(grouped_products(graph)) == 1
+
+
+def test_few_rows_of_other_ids_stay():
+    _, record, graph = seen(Given(), *given(1))
+    assert record.chains == {}
+    assert record.left == {(FEW, OTHER_IDS): 1, (PART, OTHER_IDS): 1}
+    assert copies(graph)
 
 
 @pytest.mark.parametrize("form", [Batched, RowsFirst])
@@ -290,7 +383,7 @@ def test_more_experts_than_the_kernel_takes_stay():
     count = experts._MOST + 1
     for known, chains in ((count - 1, None), (count, {})):
         x, _, weights = given(shape=(known, 8, WIDE))
-        gates = torch.arange(known).flip(0).expand(7, -1).float().contiguous()
+        gates = torch.arange(known).flip(0).expand(20, -1).float().contiguous()
         reason = None if chains is None else "it has more experts than the kernel takes"
         check(Batched(), chains, reason, [x, gates, weights])
 
@@ -396,7 +489,7 @@ def test_what_is_switched_off_stays():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
 def test_experts_of_a_model(name):
-    net, ids = model(name, torch.bfloat16), prompt(3, 1)
+    net, ids = model(name, torch.bfloat16), prompt(40, 1)
     net.set_experts_implementation("batched_mm")
 
     def logits(ids):
@@ -437,12 +530,14 @@ def test_compiled_with_a_number_of_tokens_that_changes():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 8, 100])
+@pytest.mark.parametrize("tokens", [1, 4, 8, 100])
 def test_on_a_gpu(tokens):
     if not torch.cuda.is_available():  # outside of the checkout nobody else asks
         pytest.skip("no CUDA device")
     if not experts.has_kernel(torch.device("cuda")):
         pytest.skip("PyTorch has no kernel for grouped products on this device")
+    is_few = tokens * K <= EXPERTS
     for form in FORMS:
-        check(form(), inputs=given(tokens, form.shape, device="cuda"))
-    check(Layer(), {PART: 2, ORDER: 1, "routing": 1}, inputs=of_a_layer(tokens, "cuda"))
+        check(form(), {FEW: 1} if is_few else None, inputs=given(tokens, form.shape, device="cuda"))
+    products = {FEW: 2} if is_few else {PART: 2, ORDER: 1}
+    check(Layer(), {**products, "routing": 1}, inputs=of_a_layer(tokens, "cuda"))

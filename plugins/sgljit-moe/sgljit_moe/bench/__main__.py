@@ -56,6 +56,16 @@ SUMS = ((8, 4096), (8, 7168))
 
 # Experts of a model and of a token, and the size of a block: Qwen3-MoE and DeepSeek V3.
 ORDERS = ((128, 8, 64), (256, 8, 128))
+
+# Experts of a model, the elements of a row and of its product, and what of a matrix is side by side: Qwen3-30B-A3B and
+# gpt-oss-20b.
+PRODUCTS = (
+    (128, 2048, 1536, "rows"),
+    (128, 768, 2048, "rows"),
+    (32, 2880, 5760, "columns"),
+    (32, 2880, 2880, "columns"),
+)
+ROWS = (1, 4, 8, 16, 64)
 CHECKED = 9  # tokens whose weights are compared: of many, rounding may choose another expert of one
 
 
@@ -307,6 +317,55 @@ def table_of_sorts(bench: Bench) -> list[dict[str, Any]]:
     return bench.sweep(run, ["experts", "k"], [sizes[:2] for sizes in ORDERS], bench.providers())
 
 
+def plain_matvec(x: Any, weight: Any, ids: Any, _ends: Any, output: Any) -> None:
+    """``expert_matvec`` in plain PyTorch, which copies the matrices."""
+    output.copy_(torch.bmm(weight[ids], x[..., None])[..., 0])
+
+
+def grouped_product(x: Any, weight: Any, _ids: Any, ends: Any, output: Any) -> None:
+    """The same by PyTorch's grouped product, whose rows are in the order of their experts."""
+    output.copy_(torch.nn.functional.grouped_mm(x, weight.transpose(1, 2), offs=ends))
+
+
+def table_of_products(bench: Bench) -> list[dict[str, Any]]:
+    """The same for ``expert_matvec``: each call takes other experts of one model."""
+
+    def make(rows: int, experts: int, size: int, product: int, layout: str) -> list[tuple[Any, ...]]:
+        experts = experts if bench.device == "cuda" else 2
+        shape = (product, size) if layout == "rows" else (size, product)
+        weight = torch.randn(experts, *shape, device=bench.device, dtype=torch.bfloat16)
+        weight = weight if layout == "rows" else weight.transpose(1, 2)
+        found = []
+        for _ in range(24):
+            tokens = torch.rand(math.ceil(rows / 4), experts, device=bench.device)
+            ids = tokens.topk(min(4, experts)).indices.flatten().repeat(4)[:rows].sort().values
+            ends = ids.bincount(minlength=experts).cumsum(0).int()
+            x, output = (torch.randn(rows, n, device=bench.device).bfloat16() for n in (size, product))
+            found.append((x, weight, ids, ends, output))
+        return found
+
+    def run(rows: int, experts: int, size: int, product: int, layout: str, provider: str) -> Figure | float:
+        inputs = make(rows, experts, size, product, layout)
+        if provider == "sgljit":
+            kernel = lambda x, weight, ids, _ends, output: ops["moe"].expert_matvec(x, weight, ids, output)  # noqa: E731
+        elif provider == "grouped product":
+            kernel = grouped_product
+        else:
+            kernel = plain_matvec if provider == "PyTorch" else compiled(plain_matvec)
+        x, weight, ids, _ends, output = inputs[0]
+        kernel(*inputs[0])
+        wanted = (weight[ids].float() @ x.float()[..., None])[..., 0]
+        torch.testing.assert_close(output.float(), wanted, rtol=2**-6, atol=2**-6 * float(wanted.abs().max()))
+        num_bytes = 2 * (len(ids.unique()) * size * product + x.numel() + output.numel())
+        return measure(kernel, inputs, num_bytes=num_bytes, seconds=0.03)
+
+    ours, *others = bench.providers(has_peer=False)
+    names = [ours, *(["grouped product"] if bench.device == "cuda" else []), *others]
+    places = [(rows, *sizes) for sizes in PRODUCTS for rows in ROWS]
+    shape = ["rows", "experts", "size", "product", "layout"]
+    return sweep(run, shape, get_benchmark_range(places, places[1:2]), names)
+
+
 def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     weights, ids, *rest = arguments
@@ -322,6 +381,7 @@ MAKERS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
     "moe_sum": table_of_sums,
     "moe_align_block_size": table_of_orders,
     "sort_by_expert": table_of_sorts,
+    "expert_matvec": table_of_products,
 }
 
 

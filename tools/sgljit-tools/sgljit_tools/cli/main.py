@@ -89,8 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
             importlib.import_module(f"{__package__}.doctor").examine(as_json="--json" in given)
             return
         application(given[0] if given else "")(arguments)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
+    except (typer.Exit, KeyboardInterrupt) as end:
+        sys.exit(getattr(end, "exit_code", 130))  # as typer ends after an interrupt
     except (SgljitError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
