@@ -98,10 +98,10 @@ def sort_by_expert(model: ModelShape | None) -> Calls:
 
 def expert_matvec(model: ModelShape | None) -> Calls:
     """Both products of an expert, for ids of both types; gpt-oss has the elements of columns side by side."""
-    for model_type, (hidden, inside) in _SIZES.items():
+    for model_type, (size, inside) in _SIZES.items():
         if model is not None and model.model_type != model_type:
             continue
-        hidden, dtype = (hidden, "bfloat16") if model is None else (model.hidden_size, model.dtype)
+        hidden, dtype = (size, "bfloat16") if model is None else (model.hidden_size, model.dtype)
         for of_ids, (n, m) in itertools.product(("int32", "int64"), ((hidden, 2 * inside), (inside, hidden))):
             strides = (m * n, 1, m) if model_type == "gpt_oss" else None
             yield {
