@@ -317,14 +317,20 @@ def table_of_sorts(bench: Bench) -> list[dict[str, Any]]:
     return bench.sweep(run, ["experts", "k"], [sizes[:2] for sizes in ORDERS], bench.providers())
 
 
-def plain_matvec(x: Any, weight: Any, ids: Any, _ends: Any, output: Any) -> None:
+def plain_matvec(x: Any, weight: Any, ids: Any, _ends: Any, _output: Any) -> Any:
     """``expert_matvec`` in plain PyTorch, which copies the matrices."""
-    output.copy_(torch.bmm(weight[ids], x[..., None])[..., 0])
+    return torch.bmm(weight[ids], x[..., None])[..., 0]
 
 
-def grouped_product(x: Any, weight: Any, _ids: Any, ends: Any, output: Any) -> None:
+def our_matvec(x: Any, weight: Any, ids: Any, _ends: Any, output: Any) -> Any:
+    """The op itself."""
+    ops["moe"].expert_matvec(x, weight, ids, output)
+    return output
+
+
+def grouped_product(x: Any, weight: Any, _ids: Any, ends: Any, _output: Any) -> Any:
     """The same by PyTorch's grouped product, whose rows are in the order of their experts."""
-    output.copy_(torch.nn.functional.grouped_mm(x, weight.transpose(1, 2), offs=ends))
+    return torch.nn.functional.grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
 
 def table_of_products(bench: Bench) -> list[dict[str, Any]]:
@@ -346,16 +352,15 @@ def table_of_products(bench: Bench) -> list[dict[str, Any]]:
 
     def run(rows: int, experts: int, size: int, product: int, layout: str, provider: str) -> Figure | float:
         inputs = make(rows, experts, size, product, layout)
-        if provider == "sgljit":
-            kernel = lambda x, weight, ids, _ends, output: ops["moe"].expert_matvec(x, weight, ids, output)  # noqa: E731
-        elif provider == "grouped product":
-            kernel = grouped_product
+        kernel: Callable[..., Any]
+        if provider in ("sgljit", "grouped product"):
+            kernel = our_matvec if provider == "sgljit" else grouped_product
         else:
             kernel = plain_matvec if provider == "PyTorch" else compiled(plain_matvec)
         x, weight, ids, _ends, output = inputs[0]
-        kernel(*inputs[0])
+        found = kernel(*inputs[0]).float()
         wanted = (weight[ids].float() @ x.float()[..., None])[..., 0]
-        torch.testing.assert_close(output.float(), wanted, rtol=2**-6, atol=2**-6 * float(wanted.abs().max()))
+        torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-6 * float(wanted.abs().max()))
         num_bytes = 2 * (len(ids.unique()) * size * product + x.numel() + output.numel())
         return measure(kernel, inputs, num_bytes=num_bytes, seconds=0.03)
 
