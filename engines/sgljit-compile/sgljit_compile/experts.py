@@ -43,7 +43,7 @@ from .graphs import (
 )
 from .inductor import grouped_product
 from .measured import Shape
-from .ops import MATVEC, overload, works
+from .ops import BY_ROWS, MATVEC, overload, works
 from .sorting import choice, sortings
 
 __all__ = [
@@ -121,7 +121,10 @@ def products(graph: fx.Graph) -> Iterator[Product]:
 
 
 def grouped(graph: fx.Graph) -> Iterator[Product]:
-    """The grouped products of a graph whose rows are in the order of chosen experts."""
+    """The grouped products of a graph whose rows are in the order of chosen experts, a row for each choice.
+
+    Each may be fused before the next is asked for.
+    """
     for sorting in list(sortings(graph)):
         for node in [user for ends in sorting.results["ends"] for user in ends.users]:
             if not is_call(node, grouped_product()):
@@ -132,15 +135,18 @@ def grouped(graph: fx.Graph) -> Iterator[Product]:
                 continue
             if rows is None or weights is None or rows.dim() != 2 or node.meta["val"].dtype != rows.dtype:
                 continue
-            if weights.dim() == 3 and number(weights.shape[0], sorting.experts):
-                (ids, *_) = sorting.results["expert_ids"]
+            (ids, *_) = sorting.results["expert_ids"]
+            has_all = equal(rows.shape[:1], ids.meta["val"].shape)  # others may have rows of no expert behind
+            if has_all and weights.dim() == 3 and number(weights.shape[0], sorting.experts):
                 yield Product(node, given["rows"], None, (), given["weights"], False, ids)
 
 
 def has_few_rows(product: Product) -> bool:
-    """Whether the op for few rows is for a product."""
-    rows, experts = (node.meta["val"].shape[0] for node in (product.rows, product.weights))
-    return is_known(rows) and is_known(experts) and 0 < rows <= min(_FEW, experts)
+    """Whether the op for few rows is for a product, all of whose sizes and strides are known: it does not take any."""
+    tensors = [node.meta["val"] for node in (product.rows, product.weights)]
+    rows, experts = (tensor.shape[0] for tensor in tensors)
+    is_static = all(is_known(x) for tensor in tensors for x in (*tensor.shape, *tensor.stride()))
+    return is_static and 0 < rows <= min(_FEW, experts)
 
 
 def kind_of(product: Product) -> tuple[Any, ...]:
@@ -170,6 +176,10 @@ def fuse_few(graph: fx.Graph, product: Product) -> None:
     """
     if product.gathered:
         _check(product)
+    _, m = _sizes(product)
+    if product.dim is None and m * product.rows.meta["val"].itemsize % 16 != 0:
+        # Whoever takes the result may name this distance.
+        raise Refused("each row of its result begins at a multiple of 16 bytes, with a gap before it")
     editor = Editor(graph, product.out)
     try:
         tensor = product.rows.meta["val"]
@@ -178,11 +188,11 @@ def fuse_few(graph: fx.Graph, product: Product) -> None:
             rows = editor.call(aten.squeeze.dim, rows, product.dim)
         if not product.is_turned:
             weights = editor.call(aten.permute.default, weights, [0, 2, 1])
-        sizes = [tensor.shape[0], _sizes(product)[1]]
-        output = editor.call(aten.empty.memory_format, sizes, dtype=tensor.dtype, device=tensor.device)
+        output = editor.call(aten.empty.memory_format, [tensor.shape[0], m], dtype=tensor.dtype, device=tensor.device)
         given = {"x": rows, "weight": weights, "expert_ids": product.ids}
         values = {name: node.meta["val"] for name, node in {**given, "output": output}.items()}
-        if not works(MATVEC, kind_of(product), values, most=1):
+        most = None if tensor.device.type in BY_ROWS else 1
+        if not works(MATVEC, kind_of(product), values, most=most):
             raise Refused(f"{MATVEC} does not take it, or cannot be built")
         (result,) = editor.write(overload(MATVEC), {"output": (output, ())}, given)
         if product.dim is not None:

@@ -19,6 +19,7 @@ from .graphs import Refused, is_known
 
 __all__ = [
     "ADD_NORM",
+    "BY_ROWS",
     "FAILED",
     "HEADS",
     "MATVEC",
@@ -66,7 +67,7 @@ _EMPTY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 _ROWS = 64  # of the tensors that an op is tried on
-_BY_ROWS = {"cuda"}  # devices where the number of rows chooses the kernel
+BY_ROWS = {"cuda"}  # devices where the number of rows chooses the kernel
 
 _answers: dict[tuple[Any, ...], dict[Any, bool]] = {}
 
@@ -190,7 +191,7 @@ def passes(trial: Trial) -> bool:
     """Whether the call of a trial runs; it is made once in a process."""
     op, likes = trial.op, trial.likes
     rows = trial.arguments.get("q", likes[0])
-    if trial.most is None and torch.device(rows.device).type in _BY_ROWS:
+    if trial.most is None and torch.device(rows.device).type in BY_ROWS:
         signature: tuple[Any, ...] = tuple(trial.arguments.items())
         call = functools.partial(_try_all, op, trial.arguments, rows)
     else:

@@ -175,8 +175,11 @@ def _windows(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
 
 def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Leave out the copies of the weights of chosen experts: of few rows by an op, else with the order of experts."""
+    for one in experts.grouped(graph):  # those of the model: none is made yet
+        if experts.has_few_rows(one):
+            fuse = functools.partial(experts.fuse_few, graph, one)
+            _put(ops, record, MATVEC, experts.kind_of(one), one.out, experts.shape_of(one), fuse)
     orders: dict[fx.Node, experts.Order] = {}
-    grouped = list(experts.grouped(graph))  # those of the model
     for one in experts.products(graph):
         if experts.has_few_rows(one):
             fuse = functools.partial(experts.fuse_few, graph, one)
@@ -190,10 +193,6 @@ def _experts(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) 
             _note(record, experts.EXPERTS, str(refused))
         else:
             _note(record, experts.EXPERTS)
-    for one in grouped:
-        if experts.has_few_rows(one):
-            fuse = functools.partial(experts.fuse_few, graph, one)
-            _put(ops, record, MATVEC, experts.kind_of(one), one.out, experts.shape_of(one), fuse)
 
 
 def _sortings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:

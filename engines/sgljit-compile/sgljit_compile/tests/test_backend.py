@@ -213,7 +213,7 @@ def added(rows) -> dict[str, object]:
 def tried(monkeypatch):
     """The rows of the trials of an op where these choose its kernel."""
     found = []
-    monkeypatch.setattr(ops, "_BY_ROWS", {"meta"})
+    monkeypatch.setattr(ops, "BY_ROWS", {"meta"})
     monkeypatch.setattr(ops, "_try", lambda _op, _arguments, most: found.append(most))
     return found
 
@@ -257,7 +257,7 @@ def test_an_op_without_a_kernel_for_so_many_rows_is_left_to_the_compiler(monkeyp
         if most > 64:
             raise ArtifactLoadError("no compiler")
 
-    monkeypatch.setattr(ops, "_BY_ROWS", {"cpu"})
+    monkeypatch.setattr(ops, "BY_ROWS", {"cpu"})
     monkeypatch.setattr(ops, "_try", refuse)
     record = run(arguments=inputs(batch=32), options=ON)
     assert record.left["add + norm", "fused_add_rmsnorm does not take it, or cannot be built"] == 1

@@ -8,7 +8,7 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import sgljit_compile
-from sgljit_compile import experts
+from sgljit_compile import experts, ops
 
 from .tiny import EVERYWHERE, model, mostly_slow, prompt, seen
 
@@ -18,6 +18,7 @@ FEW = "products of few rows with experts"
 EXPERTS, K, WIDE, HIGH = 16, 4, 32, 24
 OTHER_IDS = "its ids are of no choice among just these experts"
 LAYOUT = "its rows or weights have another layout"
+GAPS = "each row of its result begins at a multiple of 16 bytes, with a gap before it"
 ALIGNMENT = "its rows do not begin at 16 bytes"
 aten = torch.ops.aten
 
@@ -232,6 +233,112 @@ def test_a_grouped_product_of_many_rows_or_of_other_ends_stays(form, tokens):
     assert len(grouped_products(graph)) == 1
 
 
+class MoreRows(Grouped):
+    """Rows of no expert are behind those of the choices."""
+
+    def grouped(self, rows, weights, ends):
+        return super().grouped(nn.functional.pad(rows, (0, 0, 0, 2)), weights, ends)[: len(rows)]
+
+
+def test_a_grouped_product_of_more_rows_than_choices_stays():
+    inputs = given(1, MoreRows.shape)
+    result, record, graph = seen(MoreRows(), *inputs)
+    torch.testing.assert_close(result, MoreRows()(*inputs))
+    assert record.chains == {ORDER: 1}
+    assert len(grouped_products(graph)) == 1
+
+
+class LowRank(Grouped):
+    """The second product takes the first one as it is."""
+
+    def grouped(self, rows, weights, ends):
+        return super().grouped(super().grouped(rows, weights, ends), weights.transpose(1, 2), ends)
+
+
+def test_a_grouped_product_of_a_grouped_product():
+    graph = check(LowRank(), {FEW: 2, ORDER: 1}, inputs=given(1, LowRank.shape))
+    assert not grouped_products(graph)
+
+
+class NamesDistance(GroupedTurned):
+    def grouped(self, rows, weights, ends):
+        result = super().grouped(rows, weights, ends)
+        return result.as_strided(result.shape, result.stride()) * 2
+
+
+@pytest.mark.parametrize("cuda", ["13.0", None])
+@pytest.mark.parametrize("form", [GroupedTurned, NamesDistance])
+def test_a_grouped_product_whose_result_has_gaps_stays(form, cuda, monkeypatch):
+    if form is NamesDistance and cuda is None:
+        pytest.skip("the strides that PyTorch traces without CUDA are not those of the result")
+    monkeypatch.setattr("torch.version.cuda", cuda)  # by which PyTorch traces the strides of the result
+    inputs = given(1, (EXPERTS, 20, WIDE))
+    result, record, graph = seen(form(), *inputs)
+    torch.testing.assert_close(result, form()(*inputs))
+    assert record.chains == {ORDER: 1}
+    assert record.left == {(FEW, GAPS): 1}
+    assert len(grouped_products(graph)) == 1
+
+
+class OfColumns(Batched):
+    """The rows are the columns of a matrix, and nobody knows how far its rows are apart."""
+
+    def choose(self, gates):
+        return gates.topk(1).indices.reshape(-1)
+
+    def rows(self, x):
+        return x.mT[:K]
+
+
+class WithGaps(Batched):
+    """Nobody knows how far the elements of a row are apart."""
+
+    def gather(self, weights, ids):
+        return weights[..., 0][ids]
+
+
+@pytest.mark.parametrize("form", [OfColumns, WithGaps, Batched])
+def test_few_rows_of_unknown_sizes_or_strides_stay(form):
+    x, gates, weights = given(1, dtype=torch.float32)
+    if form is OfColumns:
+        x, gates = torch.randn(WIDE, 37), gates.expand(K, -1).contiguous()
+    elif form is WithGaps:
+        weights = torch.randn(*weights.shape, 3)
+    torch._dynamo.mark_dynamic(*{OfColumns: (x, 1), WithGaps: (weights, 3), Batched: (weights, 1)}[form])
+    check(form(), {}, "grouped products are compiled in bfloat16 alone", [x, gates, weights])
+
+
+@pytest.mark.parametrize("sizes", [(0, WIDE), (HIGH, 0)])
+def test_few_rows_of_matrices_without_elements(sizes):
+    check(Batched(), {FEW: 1}, inputs=given(1, (EXPERTS, *sizes), sizes[1]))
+
+
+@pytest.mark.parametrize("form", [Batched, Grouped])
+def test_weights_that_are_written_after_the_product(form):
+    class Written(form):
+        def forward(self, x, gates, weights):
+            result = super().forward(x, gates, weights)
+            weights.mul_(2)
+            return result
+
+    inputs = given(1, form.shape)
+    expected, doubled = form()(*inputs), inputs[2] * 2
+    result, record, _ = seen(Written(), *inputs)
+    torch.testing.assert_close((result, inputs[2]), (expected, doubled))
+    assert record.chains[FEW] == 1
+
+
+@pytest.mark.parametrize(("devices", "rows"), [({"cpu"}, 2 * K), (set(), 1)])
+def test_few_rows_are_tried_with_their_number_where_it_chooses_the_kernel(devices, rows, monkeypatch):
+    tried = []
+    monkeypatch.setattr("sgljit_compile.ops._answers", {})
+    monkeypatch.setattr("sgljit_compile.ops._try", lambda op, arguments, most: tried.append(most))
+    for module in (experts, ops):
+        monkeypatch.setattr(module, "BY_ROWS", devices)
+    assert seen(Batched(), *given(2), ops={"expert_matvec": EVERYWHERE["expert_matvec"]})[1].chains == {FEW: 1}
+    assert tried == [rows]
+
+
 def test_few_rows_of_other_ids_stay():
     _, record, graph = seen(Given(), *given(1))
     assert record.chains == {}
@@ -382,7 +489,7 @@ def test_no_rows_stay():
 def test_more_experts_than_the_kernel_takes_stay():
     count = experts._MOST + 1
     for known, chains in ((count - 1, None), (count, {})):
-        x, _, weights = given(shape=(known, 8, WIDE))
+        x, _, weights = given(20, (known, 8, WIDE))
         gates = torch.arange(known).flip(0).expand(20, -1).float().contiguous()
         reason = None if chains is None else "it has more experts than the kernel takes"
         check(Batched(), chains, reason, [x, gates, weights])
