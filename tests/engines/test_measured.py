@@ -67,6 +67,7 @@ def of_models(op):
             "apply_rope_inplace_with_kvcache": _HEAD_OF_GPT_OSS if model == "gpt_oss" else 0,
             "topk_softmax": {"gpt_oss": 8, "qwen3_moe": 32}.get(model, 0),
             "sort_by_expert": {"gpt_oss": 8, "qwen3_moe": 32}.get(model, 0),
+            "expert_matvec": int(hidden) if model in ("gpt_oss", "qwen3_moe") else 0,
         }
         if size := sizes.get(op, 0):
             dtype = torch.int64 if op == "sort_by_expert" else torch.bfloat16

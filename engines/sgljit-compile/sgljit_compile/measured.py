@@ -65,7 +65,7 @@ TABLE = (
     Range(frozenset({"append_to_window"}), _HALF, (128 * 8 * 64, 4096 * 8 * 128), (1, 64), ("kvcache.md",)),
     Range(frozenset({"topk_softmax"}), _ALL, (8, 128), (1, 16384), ("moe.md", "compiled.md")),
     Range(frozenset({"sort_by_expert"}), frozenset({torch.int64}), (8, 256), (1, 16384), ("moe.md", "compiled.md")),
-    Range(frozenset({"expert_matvec"}), frozenset({torch.bfloat16}), (768, 2880), (1, 64), ("moe.md",)),
+    Range(frozenset({"expert_matvec"}), frozenset({torch.bfloat16}), (768, 4096), (1, 64), ("moe.md", "compiled.md")),
 )
 
 

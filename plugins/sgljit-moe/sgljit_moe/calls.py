@@ -29,7 +29,8 @@ _SIGMOID: Models = {
 _SQRT_SOFTPLUS: Models = {"deepseek_v4": ((256, 6), (384, 6))}
 _GROUPS = {"deepseek_v3": {"num_expert_group": 8, "topk_group": 4}}
 
-# By the type of a model, the elements of a token, and of one inside of an expert.
+# By the type of a model, the elements of a token, and of one inside of an expert: Qwen3-30B-A3B, Mixtral 8x7B, and both
+# of gpt-oss. Inside of the experts of another model there may be more: the kernel for these is built at its first call.
 _SIZES = {"qwen3_moe": (2048, 768), "mixtral": (4096, 14336), "gpt_oss": (2880, 2880)}
 
 

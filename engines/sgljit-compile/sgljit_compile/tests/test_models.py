@@ -161,8 +161,9 @@ def test_generate_with_a_static_cache(name, device, since):
     actual = net.generate(ids, cache_implementation="static", disable_compile=True, **options)
     assert torch.equal(actual, expected)
     wanted = dict(MODELS[name][2])
-    if device == "cuda":  # generate computes the experts of one token by products that need no order
-        wanted.pop("order of experts", None)
+    # generate takes batched_mm on CUDA, which needs no order.
+    if device == "cuda" and wanted.pop("order of experts", None):
+        wanted["products of few rows with experts"] = 4
     assert any(found == wanted for found in chains(since))
 
 
