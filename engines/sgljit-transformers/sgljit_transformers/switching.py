@@ -22,18 +22,18 @@ from collections.abc import Callable, Hashable, Iterator
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 
-from sgljit_core import ops as families, stats
-from sgljit_core.errors import CaptureError, TensorMatchError
+from sgljit_core import stats
+from sgljit_core.errors import CaptureError
 from sgljit_engines import Use
-from sgljit_engines.kernels import try_rows
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
-from .forwards import Forward, forward_of, prove
-from .layers import Computation, GatedMLP, Norm, Rotation, match
+from .layers import Computation, match
+from .rotations import Rotation, rotated
+from .seams import Forward
+from .trials import tried
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -185,16 +185,16 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 use.why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
-            elif isinstance(of, Rotation) and of.takes_parts and angles and _rotated(layer) not in {None, *angles}:
+            elif isinstance(of, Rotation) and of.takes_parts and angles and rotated(layer) not in {None, *angles}:
                 ADAPTER.use(of.op, (*kind, "in parts")).why = "it rotates a part of each head"
-            elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
+            elif ADAPTER.attempt_once(of.op, functools.partial(of.attempt, layer), answers, kind):
                 use = ADAPTER.use(of.op, kind)
-                if not _is_tried(_weight(layer, of)):
+                if tried(of.weight(layer)) is None:
                     use.variants.clear()
                 # Two classes may have one name, and one class layers with several classes of activations.
                 key = of, kind, type(layer).forward, type(getattr(layer, "act_fn", None))
                 if key not in forwards:
-                    forwards[key] = forward_of(of, layer, in_graphs, _give_up, use)
+                    forwards[key] = of.forward(layer, in_graphs, _give_up, use)
                 _put_in(layer, use, forwards[key])
                 done[name] = of.op
     except BaseException:
@@ -212,78 +212,16 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
     return done
 
 
-def _weight(layer: nn.Module, of: Computation) -> torch.Tensor | None:
-    """The weight that says where a layer is, and which kernel it needs; None where a projection has no plain one."""
-    if isinstance(of, Rotation):
-        weight: Any = next(layer.parameters(), None)
-    else:
-        weight = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
-    weight = weight.detach() if isinstance(weight, nn.Parameter) else None
-    return weight if type(weight) is torch.Tensor else None
-
-
 def _kind(layer: nn.Module, of: Computation) -> tuple[object, ...]:
     """The op, class, size, dtype and device of a layer: one kernel serves all layers with these."""
-    weight = _weight(layer, of)
-    size = _rotated(layer) if isinstance(of, Rotation) else None if weight is None else weight.shape[0]
-    rest: tuple[object, ...] = () if weight is None else (size, weight.dtype, weight.device)
-    if ADAPTER.exact and isinstance(of, GatedMLP):
-        rest += (type(layer.act_fn).__name__,)  # whose bits the op gives
-    return (of.op, type(layer).__name__, *rest)
-
-
-def _rotated(layer: nn.Module) -> int | None:
-    """The rotated elements of a head, by the names that models have for them."""
-    sizes = (getattr(layer, name, None) for name in ("qk_rope_head_dim", "head_dim", "head_size"))
-    return next((size for size in sizes if isinstance(size, int)), None)
+    weight = of.weight(layer)
+    where: tuple[object, ...] = () if weight is None else (weight.dtype, weight.device)
+    return (of.op, type(layer).__name__, *of.kind(layer), *where)
 
 
 def _angles(model: nn.Module) -> set[int]:
     """For how many elements of a head a model has angles, by the name that models have for their frequencies."""
     return {2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
-
-
-def _try(layer: nn.Module, of: Computation) -> None:
-    """Call the op for a layer's size, dtype and device: what must be built for these is built now.
-
-    Raises:
-        TensorMatchError: the op does not take the weight of a norm. That of a projection may be quantised.
-        InexactError: with ``SGLJIT_ENGINES=exact`` the op is not shown to give the bits of the layer's own code.
-    """
-    weight = _weight(layer, of)
-    if ADAPTER.exact:
-        prove(of, layer, weight)
-    if weight is None or not _is_tried(weight):
-        return
-    op, size = getattr(families[of.family], of.op), weight.shape[0]
-    if isinstance(of, Rotation):
-        if (rotated := _rotated(layer)) and weight.dtype.is_floating_point:
-            queries = _of_config(layer, "num_attention_heads", 2)
-            heads = queries, _of_config(layer, "num_key_value_heads", queries)
-
-            def rotate(tokens: int) -> None:
-                angles = weight.new_ones(1, tokens, rotated)
-                q, k = (weight.new_ones(1, tokens, count, rotated).transpose(1, 2) for count in heads)
-                op(q, k, angles, angles, torch.empty_like(q), torch.empty_like(k))
-
-            try_rows(rotate, sum(heads) * rotated, weight.device.type)
-        return
-    if isinstance(of, Norm):
-        try_rows(lambda rows: op(weight.new_ones(rows, size), weight, None, 1e-6), size, weight.device.type)
-        return
-    with contextlib.suppress(TensorMatchError):
-        for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
-            op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
-
-
-def _of_config(layer: nn.Module, name: str, default: int) -> int:
-    found = getattr(getattr(layer, "config", None), name, None)
-    return found if isinstance(found, int) else default
-
-
-def _is_tried(weight: torch.Tensor | None) -> bool:
-    """Whether an op is called for a weight before the model calls it: else its kernel is found at that call."""
-    return weight is not None and weight.device.type in ("cpu", "cuda")
 
 
 def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:

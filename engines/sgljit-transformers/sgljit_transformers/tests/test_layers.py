@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sgljit_transformers.layers import Rotation, match
+from sgljit_transformers.layers import match
+from sgljit_transformers.rotations import Rotation
 
 from .tiny import op_of, transformers
 

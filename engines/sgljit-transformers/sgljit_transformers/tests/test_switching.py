@@ -22,7 +22,7 @@ from sgljit_core import stats
 from sgljit_core.errors import ConfigError
 from sgljit_engines import report
 from sgljit_engines.errors import UnsupportedEngineError
-from sgljit_transformers import adapter, errors, switching
+from sgljit_transformers import adapter, errors, norms as norm_layers, rotations as rotation_layers
 
 from .tiny import model, norms, of_type, prompt
 
@@ -115,7 +115,8 @@ def test_a_rotation_is_replaced_in_the_enabled_model_alone():
     assert module.apply_rotary_pos_emb is own
     rotate = in_forward(net.model.layers[0].self_attn)
     assert rotate is not own
-    (use,) = (use for use in report() if use.op == "apply_rotary_pos_emb" and use.layers)
+    kind = "Qwen3Attention 16 float32 cpu"
+    (use,) = (use for use in report() if (use.op, use.kind) == ("apply_rotary_pos_emb", kind))
     with torch.no_grad():
         for arguments, options, runs in (
             (heads(), {}, True),
@@ -175,14 +176,15 @@ def few_and_many(monkeypatch):
         for rows in (1, 3):
             call(rows)
 
-    monkeypatch.setattr(switching, "try_rows", try_rows)
+    for module in (norm_layers, rotation_layers):
+        monkeypatch.setattr(module, "try_rows", try_rows)
     return asked
 
 
 def test_a_norm_is_tried_with_few_rows_and_many(monkeypatch, few_and_many):
     tried = []
     norm = SimpleNamespace(rmsnorm=lambda x, *others: tried.append((x.shape, others)))
-    monkeypatch.setattr(switching, "families", {"norm": norm})
+    monkeypatch.setattr(norm_layers, "ops", {"norm": norm})
     layer = torch.nn.RMSNorm(64, eps=1e-6)
     sgljit_transformers.enable(layer)
     assert few_and_many == [(64, "cpu")]
@@ -205,7 +207,7 @@ def test_a_rotation_is_tried_with_the_heads_of_the_model(monkeypatch, few_and_ma
     """As its projections give them: the tokens side by side."""
     tried = []
     rope = SimpleNamespace(apply_rotary_pos_emb=lambda *tensors: tried.append(tensors))
-    monkeypatch.setattr(switching, "families", {"rope": rope})
+    monkeypatch.setattr(rotation_layers, "ops", {"rope": rope})
     sgljit_transformers.enable(model("qwen3").model.layers[0].self_attn, ops="rope")
     assert few_and_many == [((4 + 2) * 16, "cpu")]
     assert [[x.shape for x in tensors] for tensors in tried] == [
@@ -252,7 +254,7 @@ def counted(use):
 
 def ours(net):
     """The layers that run on an op, by name."""
-    return {name for name, layer in net.named_modules() if layer.forward.__module__ == "sgljit_transformers.forwards"}
+    return {name for name, layer in net.named_modules() if layer.forward.__module__.startswith("sgljit_transformers")}
 
 
 STEPS = {
