@@ -68,6 +68,7 @@ class ModelShape:
         rms_norm: whether it has RMSNorm layers, as far as is known.
         activation: that of its MLPs: "silu", "gelu", "gelu_tanh", or "" for any other.
         mlp_sizes: elements of a token inside of the gated MLPs of this rank; empty where there are none.
+        expert_size: those inside of a routed expert of this rank; 0 where there is none.
         vocabulary: the elements of a row of logits; 0 where the config does not say.
         traits: what the type of model does beside its config.
         notes: sentences about what is not covered.
@@ -88,6 +89,7 @@ class ModelShape:
     rms_norm: bool
     activation: str
     mlp_sizes: tuple[int, ...]
+    expert_size: int
     vocabulary: int
     traits: Traits
     notes: tuple[str, ...]
@@ -135,6 +137,8 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
     traits = MODEL_TYPES.get(model_type, Traits())
+    has_no_mlp = "moe_intermediate_size" not in text and text.keys() & {"num_experts", "num_local_experts"}
+    inside = "intermediate_size" if has_no_mlp else "moe_intermediate_size"  # of Mixtral's experts, and of others
     of_rank, kv_of_rank = _shared(heads, kv_heads, tensor_parallel, is_latent)
     return ModelShape(
         model_type=model_type,
@@ -151,6 +155,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         rms_norm=rms_norm,
         activation=_ACTIVATIONS.get(str(text.get("hidden_activation") or text.get("hidden_act")), ""),
         mlp_sizes=_mlp_sizes(file, text, tensor_parallel) if traits.gated_mlp else (),
+        expert_size=_integer(file, text, inside, 0) // tensor_parallel,
         vocabulary=_integer(file, text, "vocab_size", 0),
         traits=traits,
         notes=tuple(notes),

@@ -16,6 +16,12 @@ ADAPTER = Adapter(
             "silu_and_mul": "the activation of an MLP with silu",
             "gelu_and_mul": "the activation of an MLP with gelu",
             "gelu_tanh_and_mul": "the activation of an MLP with gelu by tanh",
+            "clamped_swiglu": "the activation of gpt-oss's experts",
+        },
+        "moe": {
+            "expert_matvec": "the experts of few tokens",
+            "moe_sum": "the sum of what a token's experts give",
+            "topk_softmax": "the choice of experts by a softmax",
         },
         "rope": {"apply_rotary_pos_emb": "the rotation of queries and keys"},
     },

@@ -15,7 +15,7 @@ from torch import nn
 
 from sgljit_engines import Use
 
-from . import mlps, norms, rotations
+from . import experts, mlps, norms, rotations, routers
 from .seams import Forward, GiveUp
 
 __all__ = ["Computation", "match"]
@@ -31,6 +31,10 @@ class Computation(Protocol):
     @property
     def family(self) -> str:
         """The op's family."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The ops that it calls beside ``op``."""
 
     def weight(self, layer: Any) -> torch.Tensor | None:
         """The weight that says where a layer is, and which kernel it needs; None where it has no plain one."""
@@ -64,4 +68,5 @@ def match(layer: nn.Module) -> Computation | None:
     Args:
         layer: any module, on any device, also meta. Neither it nor the global random state changes.
     """
-    return norms.match(layer) or mlps.match(layer) or rotations.match(layer)
+    of_experts = experts.match(layer) or routers.match(layer)
+    return of_experts or norms.match(layer) or mlps.match(layer) or rotations.match(layer)

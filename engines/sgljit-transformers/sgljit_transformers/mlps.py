@@ -40,6 +40,7 @@ class GatedMLP:
 
     op: str
     family = "activation"
+    needs = frozenset[str]()
 
     def weight(self, layer: Any) -> torch.Tensor | None:
         return plain(getattr(layer.gate_proj, "weight", None))

@@ -40,6 +40,7 @@ class Norm:
     op: str
     eps_name: str
     family = "norm"
+    needs = frozenset[str]()
 
     def weight(self, layer: Any) -> torch.Tensor | None:
         return plain(getattr(layer, "weight", None))

@@ -40,6 +40,7 @@ class Rotation:
     takes_parts: bool = False
     op = "apply_rotary_pos_emb"
     family = "rope"
+    needs = frozenset[str]()
 
     def weight(self, layer: Any) -> torch.Tensor | None:
         return plain(next(layer.parameters(), None))

@@ -178,11 +178,13 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
     try:
         for name, (layer, of) in found.items():
             kind = _kind(layer, of)
-            if of.op not in wanted:
+            if missing := sorted({of.op, *of.needs} - wanted, key=of.op.__ne__):
                 use = ADAPTER.use(of.op, kind)
                 if use.layers:  # another model runs the op
                     use = ADAPTER.use(of.op, (*kind, f"of {_name(model)}"))
-                use.why = ADAPTER.why_not(of.op)
+                use.why = ADAPTER.why_not(missing[0])
+                if missing[0] != of.op:
+                    use.why = f"it needs {missing[0]}: {use.why}"
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
             elif isinstance(of, Rotation) and of.takes_parts and angles and rotated(layer) not in {None, *angles}:

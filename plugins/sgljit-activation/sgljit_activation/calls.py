@@ -32,8 +32,8 @@ def gelu_tanh_and_mul(model: ModelShape | None) -> Calls:
 
 
 def clamped_swiglu(model: ModelShape | None) -> Calls:
-    """Usual sizes in every layout; a model's config doesn't say which it has."""
-    for call in _calls(None, "") if model is None else ():
+    """Usual sizes in every layout, or the size of gpt-oss's experts."""
+    for call in _calls(model, "clamped"):
         yield call
         if "up" not in call:
             yield {**call, "is_interleaved": True}
@@ -88,7 +88,9 @@ def _quantised(model: ModelShape | None, size: int) -> Calls:
 def _calls(model: ModelShape | None, activation: str) -> Calls:
     shapes = [(4096, dtype) for dtype in ("float16", "bfloat16", "float32")]
     if model is not None:
-        shapes = [(size, model.dtype) for size in model.mlp_sizes if model.activation == activation]
+        of_model = "clamped" if model.model_type == "gpt_oss" else model.activation  # its config says "silu"
+        sizes = {*model.mlp_sizes, model.expert_size} - {0} if activation == of_model else ()
+        shapes = [(size, model.dtype) for size in sorted(sizes)]
     for size, dtype in shapes:
         rows = TensorSpec((TOKENS, size), dtype)
         yield {"input": TensorSpec((TOKENS, 2 * size), dtype), "out": rows}

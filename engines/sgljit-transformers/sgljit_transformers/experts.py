@@ -1,0 +1,243 @@
+"""Which layers compute routed experts, and how do the experts of few tokens run on ops?
+
+transformers sorts the rows of the tokens by expert for a grouped product, or copies the matrices of each row's expert:
+thirty launches, which take most of a layer's time in eager mode. For few rows four launches do: an op multiplies each
+row with the matrix of its expert where that lies, and another one adds what a token's experts give. With many rows a
+grouped product reads each matrix once, and the layer's own code runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sgljit_core import ops
+from sgljit_core.errors import SgljitError
+from sgljit_engines import Use
+
+from .adapter import ADAPTER
+from .mlps import ACTIVATIONS
+from .seams import DTYPES, NO_RULE, NOT_TAKEN, Forward, GiveUp, count_own, own_code
+from .trials import plain, takes, tried, without_parts
+
+__all__ = ["Experts", "match"]
+
+_WEIGHTS = ("gate_up_proj", "down_proj")
+_BIASES = ("gate_up_proj_bias", "down_proj_bias")
+# Rows for which the op was measured as faster than a grouped product, if most have an expert of their own.
+_FEW = 64
+_CLAMPED = "clamped_swiglu"
+Formula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer that computes the weighted sum of what each token's experts give, which are gated MLPs.
+
+    Attributes:
+        activation: the op of the family ``activation`` between both products.
+        in_turns: whether gates and values follow each other, a gate first; else all gates come first.
+        is_turned: whether a matrix has a row for each element that it takes, and not for each that it gives.
+    """
+
+    activation: str
+    in_turns: bool
+    is_turned: bool
+    op = "expert_matvec"
+    family = "moe"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"moe_sum", self.activation})
+
+    def weight(self, layer: Any) -> torch.Tensor | None:
+        return plain(layer.gate_up_proj)
+
+    def kind(self, layer: Any) -> tuple[object, ...]:
+        weight = self.weight(layer)
+        return () if weight is None else ("x".join(map(str, weight.shape)),)
+
+    def attempt(self, layer: Any) -> None:
+        weight = tried(self.weight(layer))
+        if weight is None:
+            return
+        compute = self._computing()
+        experts, size = weight.shape[0], weight.shape[1 if self.is_turned else 2]
+        k = min(experts, _count(getattr(layer, "config", None)))
+        tokens, most = 1, min(_FEW, experts)
+        while tokens == 1 or tokens * k <= most:  # the number of rows chooses the kernel of the sum
+            ids = torch.arange(k, device=weight.device).repeat(tokens, 1)
+            compute(layer, weight.new_zeros(tokens, size), ids, weight.new_ones(tokens, k))
+            tokens *= 2
+
+    def forward(self, layer: Any, _in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+        return _few_rows(self._computing(), layer, give_up, use)
+
+    def _computing(self) -> Callable[..., torch.Tensor]:
+        """The function that computes the layer by ops."""
+        matvec, add = ops["moe"].expert_matvec, ops["moe"].moe_sum
+        activate = getattr(ops["activation"], self.activation)
+        is_clamped, in_turns, is_turned = self.activation == _CLAMPED, self.in_turns, self.is_turned
+
+        def compute(self: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            first, second = self.gate_up_proj, self.down_proj
+            of_first, of_second = (getattr(self, name, None) for name in _BIASES)
+            if is_turned:
+                first, second = first.transpose(1, 2), second.transpose(1, 2)
+            tokens, k = ids.shape
+            rows, (size, inner) = tokens * k, second.shape[1:]
+            both, activated, output = (x.new_empty(rows, count) for count in (2 * inner, inner, size))
+            ids = ids.contiguous()
+            matvec(x, first, ids, both, of_first)
+            if is_clamped:
+                activate(both, activated, alpha=self.alpha, limit=self.limit, is_interleaved=in_turns)
+            else:
+                activate(both, activated)
+            matvec(activated, second, ids.view(rows), output, of_second)
+            result = torch.empty_like(x)
+            add(output.view(tokens, k, size), result, weights)
+            return result
+
+        return compute
+
+
+def match(layer: nn.Module) -> Experts | None:
+    """Only what has the weights of gated experts, and a ``forward`` of three arguments, is looked at more closely."""
+    parameters, children = dict(layer.named_parameters()), dict(layer.named_children())
+    if parameters.keys() not in ({*_WEIGHTS}, {*_WEIGHTS, *_BIASES}) or not children.keys() <= {"act_fn"}:
+        return None
+    if [*layer.buffers()] or not takes(3, type(layer).forward):
+        return None
+    first, second = (parameters[name] for name in _WEIGHTS)
+    if first.dim() != 3 or second.dim() != 3 or not first.dtype.is_floating_point:
+        return None
+    (_, a, b), (_, c, d) = first.shape, second.shape
+    if (a, b) != (2 * d, c) and (b, a) != (2 * c, d):
+        return None
+    is_turned = (a, b) != (2 * d, c)
+    candidates = dict(_candidates(layer))
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator().manual_seed(0)
+        given = _Numbers(dtype, generator, is_turned, has_bias=len(parameters) == 4)
+        own = given.result(layer)
+        if own is None or own.dtype != dtype or own.shape != given.x.shape:
+            return None
+        candidates = {key: one for key, one in candidates.items() if given.agrees(own, one, key[1])}
+    return Experts(*candidates.popitem()[0], is_turned) if len(candidates) == 1 else None
+
+
+def _candidates(layer: nn.Module) -> Iterator[tuple[tuple[str, bool], Formula]]:
+    """The ops, each with whether gates and values are in turns, and its formula for a gate and a value."""
+    for name, activation in ACTIVATIONS.items():
+        yield (name, False), functools.partial(_gated, activation)
+    alpha, limit = (getattr(layer, name, None) for name in ("alpha", "limit"))
+    if isinstance(alpha, float | int) and isinstance(limit, float | int):
+
+        def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return (up + 1) * gate * torch.sigmoid(alpha * gate)
+
+        for in_turns in (False, True):
+            yield (_CLAMPED, in_turns), clamped
+
+
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return activation(gate) * up
+
+
+class _Numbers:
+    """Few tokens, experts and weights by which formulas differ: gates are on both sides of usual limits."""
+
+    def __init__(self, dtype: torch.dtype, generator: torch.Generator, is_turned: bool, has_bias: bool) -> None:
+        experts, size, inner, tokens, k = 4, 16, 8, 5, 2
+
+        def randn(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dtype)
+
+        self.is_turned = is_turned
+        sizes: dict[str, tuple[int, ...]] = {"gate_up_proj": (2 * inner, size), "down_proj": (size, inner)}
+        if has_bias:
+            sizes |= {"gate_up_proj_bias": (2 * inner,), "down_proj_bias": (size,)}
+        self.parameters = {name: 2 * randn(experts, *shape) for name, shape in sizes.items()}
+        self.x, self.weights = randn(tokens, size), randn(tokens, k).abs()
+        self.ids = torch.rand(tokens, experts, generator=generator).topk(k).indices
+
+    def result(self, layer: nn.Module) -> torch.Tensor | None:
+        """What the layer's own code gives for them."""
+        bare: Any = without_parts(layer).eval()
+        for name, parameter in self.parameters.items():
+            turned = parameter.transpose(1, 2).contiguous() if self.is_turned and parameter.dim() == 3 else parameter
+            setattr(bare, name, nn.Parameter(turned, requires_grad=False))
+        for name, child in layer.named_children():
+            bare.add_module(name, without_parts(child))
+        if hasattr(bare, "num_experts"):
+            bare.num_experts = self.parameters["gate_up_proj"].shape[0]
+        try:
+            with torch.no_grad():
+                result = type(bare).forward(bare, self.x.clone(), self.ids.clone(), self.weights.clone())
+        except Exception:  # noqa: BLE001 - the code of a stranger's layer: whatever it cannot do, it is not replaced
+            return None
+        return result if isinstance(result, torch.Tensor) else None
+
+    def agrees(self, own: torch.Tensor, formula: Formula, in_turns: bool) -> bool:
+        """Whether a result is that of a formula, in float64, to the rounding of the steps between."""
+        wide = {name: parameter.double()[self.ids] for name, parameter in self.parameters.items()}
+        both = torch.einsum("tkmn,tn->tkm", wide["gate_up_proj"], self.x.double()) + wide.get("gate_up_proj_bias", 0)
+        gate, up = (both[..., ::2], both[..., 1::2]) if in_turns else both.chunk(2, -1)
+        results = torch.einsum("tkmn,tkn->tkm", wide["down_proj"], formula(gate, up)) + wide.get("down_proj_bias", 0)
+        wanted = (results * self.weights.double()[..., None]).sum(1)
+        tolerance = 16 * torch.finfo(own.dtype).eps * float(wanted.abs().max())
+        return bool(((own.double() - wanted).abs() <= tolerance).all())
+
+
+def _count(config: object) -> int:
+    """The experts of a token, by the names that models have for their number."""
+    numbers = (getattr(config, name, None) for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk"))
+    return next((number for number in numbers if isinstance(number, int)), 1)
+
+
+def _few_rows(compute: Callable[..., torch.Tensor], layer: Any, give_up: GiveUp, use: Use) -> Forward:
+    own, activation = type(layer).forward, type(getattr(layer, "act_fn", None))
+    is_grad_enabled, plain, parameter = torch.is_grad_enabled, torch.Tensor, nn.Parameter
+    is_compiling = torch.compiler.is_compiling
+
+    def seam(theirs: Forward, self: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Any:
+        first, second = self.gate_up_proj, self.down_proj
+        if (
+            type(x) is type(ids) is type(weights) is plain
+            and type(first) is type(second) is parameter
+            and x.dtype is first.dtype is second.dtype
+            and x.dtype in DTYPES
+            and weights.dtype in DTYPES
+            and x.dim() == ids.dim() == 2
+            and 0 < ids.numel() <= min(_FEW, first.shape[0])
+            and type(getattr(self, "act_fn", None)) is activation  # the layer may have got another one since
+            and not getattr(self, "_is_expert_parallel", False)  # then ids may be of other devices' experts
+        ):
+            try:
+                result = compute(self, x, ids, weights)
+            except NOT_TAKEN:
+                pass
+            except (SgljitError, OSError) as error:
+                give_up(self, use.op, error)
+            except NO_RULE:
+                pass
+            else:
+                use.calls += 1
+                return result
+        count_own(use)
+        return theirs(self, x, ids, weights)
+
+    ours = ADAPTER.shadowed(use.op, seam, lose=functools.partial(give_up, None))
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_grad_enabled() or self.training or is_compiling() or kwargs or len(args) != 3:
+            return own_code(self, use, *args, **kwargs)
+        return ours(own, self, *args)
+
+    return forward
