@@ -36,7 +36,7 @@ def topk_softmax(
     float32. No token: a no-op.
 
     Args:
-        topk_weights: [tokens, k], float32, with any strides; written.
+        topk_weights: [tokens, k], float32, float16 or bfloat16, with any strides; written, rounded once.
         topk_ids: [tokens, k], int32 or int64, with any strides; written.
         gating_output: [tokens, experts], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart.
         renormalize: whether the weights are divided by their sum, plus 1e-20.
@@ -115,7 +115,7 @@ def moe_sum(
         input: [tokens, k, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Tokens and experts may be
             any distance apart; elements of a row may not.
         output: [tokens, hidden], of the dtype of ``input``; rows may be apart; written.
-        topk_weights: [tokens, k], float32, with any strides.
+        topk_weights: [tokens, k], float16, bfloat16 or float32, with any strides.
         routed_scaling_factor: of each sum.
 
     Raises:

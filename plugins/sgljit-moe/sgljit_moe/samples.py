@@ -41,8 +41,9 @@ def moe_sum(device: torch.device) -> Iterator[Sample]:
         output = torch.empty(tokens, 2 * hidden, dtype=dtype, device=device)
         yield {"input": both[..., :hidden].contiguous(), "output": output[:, :hidden].contiguous()}
         weights = torch.rand(k, tokens, device=device).t()
-        strided = {"input": both[..., hidden:], "output": output[:, hidden:], "topk_weights": weights}
-        yield {**strided, "routed_scaling_factor": 2.5}
+        strided = {"input": both[..., hidden:], "output": output[:, hidden:], "routed_scaling_factor": 2.5}
+        for of_weights in dict.fromkeys((torch.float32, dtype)):
+            yield {**strided, "topk_weights": weights.to(of_weights)}
 
 
 def moe_align_block_size(device: torch.device) -> Iterator[Sample]:
@@ -116,7 +117,7 @@ def _samples(
             "topk_group": topk_group,
         }
         yield {
-            "topk_weights": torch.empty(k, tokens, device=device).t(),
+            "topk_weights": torch.empty(k, tokens, dtype=dtype, device=device).t(),
             "topk_ids": torch.empty(tokens, k + 1, dtype=ids, device=device)[:, 1:],
             "gating_output": gates,
             "renormalize": not renormalize,

@@ -5,6 +5,8 @@
 #include <sgl_kernel/cpu/rows.h>
 #include <sgl_kernel/deferred.h>
 
+#include <vector>
+
 #include "matvec.h"
 #include "sum.h"
 
@@ -47,7 +49,31 @@ template <typename T, int kFloats, typename Row, typename Weight>
   }
 }
 
-void sum_on_cpu(const Sum& params, std::int64_t columns, DLDataType dtype) {
+/// \brief The weights as floats, so that the loop over the rows, which takes most of the time, is compiled for these
+/// alone.
+std::vector<float> weights_as_floats(const Sum& params, DLDataType dtype) {
+  std::vector<float> result;
+  result.reserve(static_cast<std::size_t>(params.num_tokens * params.experts));
+  cpu::with_element_type(dtype, [&]<typename T>(T) {
+    const auto [of_token, of_expert] = params.weights_stride;
+    for (std::int64_t token = 0; token < params.num_tokens; ++token)
+      for (int i = 0; i < params.experts; ++i)
+        result.push_back(
+            cpu::to_float(*static_cast<const T*>(pointer::offset(params.weights, token * of_token + i * of_expert))));
+  });
+  return result;
+}
+
+void sum_on_cpu(const Sum& given, std::int64_t columns, DLDataType dtype, DLDataType of_weights) {
+  auto params = given;
+  std::vector<float> weights;
+  if (params.weights != nullptr && !is_type<float>(of_weights)) {
+    constexpr auto kBytes = static_cast<long long>(sizeof(float));
+    weights = weights_as_floats(params, of_weights);
+    params.weights = weights.data();
+    params.weights_stride[0] = params.experts * kBytes;
+    params.weights_stride[1] = kBytes;
+  }
   cpu::with_element_type(dtype, [&]<typename T>(T) {
     const auto piece = [&]<int kFloats>(
                            cpu::Vectors<kFloats>, std::int64_t token, std::int64_t first,
