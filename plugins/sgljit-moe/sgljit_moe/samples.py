@@ -85,7 +85,7 @@ def sort_by_expert(device: torch.device) -> Iterator[Sample]:
 
 
 def expert_matvec(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and both types of ids; no row, one and several; matrices by rows and by columns."""
+    """Every dtype and both types of ids; no row, one and several, of one product or more; both layouts; with a bias."""
     sizes = ((8, 96, 64), (4, 5, 2048), (4, 2048, 70), (3, 7, 33), (2, 3, 1), (2, 1, 3), (1, 2, 0))
     dtypes = ((torch.bfloat16, torch.int64), (torch.float16, torch.int32), (torch.float32, torch.int64))
     for (dtype, index), rows, (experts, m, n) in itertools.product(dtypes, (0, 1, 6), sizes):
@@ -98,7 +98,17 @@ def expert_matvec(device: torch.device) -> Iterator[Sample]:
             yield {"x": x[:, n:], "weight": matrices, "expert_ids": ids, "output": output[:, m:]}
         dense = {"x": x[:, :n].contiguous(), "expert_ids": ids, "output": output[:, :m].contiguous()}
         yield {**dense, "weight": weight[..., :n].contiguous()}
-        yield {**dense, "weight": columns[:, :m].transpose(1, 2).contiguous().transpose(1, 2)}
+        by_columns = columns[:, :m].transpose(1, 2).contiguous().transpose(1, 2)
+        yield {**dense, "weight": by_columns}
+        more = torch.randn(experts, 2 * m, device=device).to(dtype)[:, m:]
+        for repeats, matrices in itertools.product((1, 3), (weight[..., n:], by_columns)):
+            yield {
+                "x": x[: rows // repeats, n:],
+                "weight": matrices,
+                "expert_ids": ids[: rows // repeats * repeats].view(-1, repeats),
+                "output": output[: rows // repeats * repeats, m:],
+                "bias": more if repeats == 3 or dtype == torch.float16 else None,
+            }
 
 
 def _samples(
