@@ -1122,7 +1122,8 @@ inline void match_segment(
       place |= is_type<std::int32_t>(rows.index->dtype()) ? sgl::kIndexed : sgl::kLongIndexed;
       if (rows.block != 0) plan.places |= sgl::kInBlocks;
     } else if (rows.block != 0) {
-      rows.raise(location, {"Stride mismatch: rows of blocks that lie apart need an index"});
+      if (rows.stride != 0) rows.raise(location, {"Stride mismatch: rows of blocks that lie apart need an index"});
+      if (rows.block_stride != 0) plan.places |= sgl::kRepeats;
     }
     const auto types = static_cast<std::uint64_t>(code) << 4 * i;
     const auto places = place << 4 * i;

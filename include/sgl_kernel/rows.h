@@ -33,7 +33,7 @@ struct Rows {
   DebugInfo location = {};            ///< where the argument became rows, in errors
   DLDataType dtype = tensor.dtype();  ///< of the elements as a program takes them, see `in_words`
 
-  std::int64_t block = 0;              ///< rows of a block, where blocks lie apart; an index counts the rows of all
+  std::int64_t block = 0;              ///< rows of a block, where an index counts those of all; or of a stride of 0
   std::int64_t block_stride = 0;       ///< from block to block, in elements
   bool is_packed = false;              ///< bytes for groups, four to a word, the words `element_stride` apart
   const TensorView* counts = nullptr;  ///< how many inner rows of each of the `count` there are, see `counted`

@@ -38,7 +38,7 @@ TOO_LARGE = 1 << 30
 def check(op: Any, sample: dict[str, Any], index: str, table: str) -> None:
     """A wrong element is refused with the cause, and nothing is written; then the right ones are taken."""
     right = sample[index].clone()
-    sample[index][1] = TOO_LARGE
+    sample[index].view(-1)[1] = TOO_LARGE
     before = {name: x.clone() for name, x in sample.items() if isinstance(x, torch.Tensor)}
     text = rf"match failed for {index}, (?s:.*) out of range: element 1 is {TOO_LARGE}, and {table} has \d+ "
     with pytest.raises(TensorMatchError, match=text):
@@ -56,7 +56,8 @@ def main(device: str) -> None:
         op = importlib.import_module(f"sgljit_{family}.plugin").FAMILY.declared()[name]
         samples = [sample for sample in op.samples(torch.device(device)) if sample[index].numel() > 1]
         assert samples, name
-        for sample in samples[:3]:  # of store_cache: in slots, and in blocks of both orders
+        of_tokens = [sample for sample in samples if sample[index].ndim > 1]  # of expert_matvec: the last have a bias
+        for sample in (*samples[:3], *of_tokens[:4]):  # of store_cache: in slots, and in blocks of both orders
             check(op, sample, index, table)
         sys.stdout.write(f"{family}.{name} {index}\n")
 

@@ -22,16 +22,16 @@ struct RowPlace {
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
 /// int64; one row for all rows, which nobody writes; one value for each row, or of the bytes of groups, four to a word.
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
-/// \brief Among these bits: no segment has inner rows; a segment has counts; rows of an index lie in blocks.
-inline constexpr unsigned long long kIsFlat = 1ull << 63, kIsCounted = 1ull << 62, kInBlocks = 1ull << 61;
+/// \brief Among these bits: no segment has inner rows; one has counts; rows of an index lie in blocks, others repeat.
+inline constexpr unsigned long long kIsFlat = 1ull << 63, kIsCounted = 1ull << 62, kInBlocks = 1ull << 61,
+                                    kRepeats = 1ull << 60;
 /// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
 /// row keeps values in memory of its own.
 inline constexpr unsigned kIsMap = 1, kKeeps = 2;
 /// \brief The most operands of a program.
 enum : int { kMostOperands = 15 };
 
-/// \brief The element types of operands, four bits for each operand of a program. A value for each row is of float32,
-/// int32 or int64.
+/// \brief The element types of operands, four bits for each operand of a program.
 enum : unsigned {  // no variables, see device::details::is_same
   kFp32,
   kFp16,
@@ -108,9 +108,8 @@ struct RowSegment {
   /// \tparam kPlaces of all operands.
   template <unsigned long long kPlaces>
   SGL_HD void* find(int operand, long long outer, long long inner_row) const {
-    const unsigned bits = four_bits(kPlaces, operand);
     char* row = static_cast<char*>(data[operand]) + outer * stride[operand];
-    if ((kPlaces & kInBlocks) != 0 && (bits & (kIndexed | kLongIndexed)) != 0)
+    if ((kPlaces & ((four_bits(kPlaces, operand) & (kIndexed | kLongIndexed)) != 0 ? kInBlocks : kRepeats)) != 0)
       row += divided(outer, places[operand].block_inverse) * places[operand].block_gap;
     if ((kPlaces & kIsFlat) == 0) row += inner_row * inner_stride[operand];
     return row;

@@ -35,9 +35,11 @@ _SIZES = {"qwen3_moe": (2048, 768), "mixtral": (4096, 14336), "gpt_oss": (2880, 
 
 
 def topk_softmax(model: ModelShape | None) -> Calls:
-    """Qwen3-MoE, gpt-oss and Mixtral: the weights are renormalised."""
+    """Qwen3-MoE, gpt-oss and Mixtral: the weights are renormalised. Transformers has them in the dtype of the gates."""
     for _, call in _calls(_SOFTMAX, model):
         yield call
+        if call["topk_ids"].dtype == "int64" and call["gating_output"].dtype != "float32":
+            yield {**call, "topk_weights": TensorSpec(call["topk_weights"].shape, call["gating_output"].dtype)}
 
 
 def topk_sigmoid(model: ModelShape | None) -> Calls:
@@ -57,13 +59,17 @@ def _biased(models: Models, model: ModelShape | None) -> Calls:
 
 
 def moe_sum(model: ModelShape | None) -> Calls:
-    """With and without weights. A kernel is for a number of experts up to 16, and serves any hidden size."""
+    """With and without weights, of float32 or of the dtype of the model, as transformers has them.
+
+    A kernel is for a number of experts up to 16, and serves any hidden size.
+    """
     for dtype in ("bfloat16", "float16") if model is None else (model.dtype,):
         hidden = 4096 if model is None else model.hidden_size
         for k in _experts_of_a_token(model):
             call = {"input": TensorSpec((TOKENS, k, hidden), dtype), "output": TensorSpec((TOKENS, hidden), dtype)}
             yield call
-            yield {**call, "topk_weights": TensorSpec((TOKENS, k), "float32")}
+            for of_weights in dict.fromkeys(("float32", dtype)):
+                yield {**call, "topk_weights": TensorSpec((TOKENS, k), of_weights)}
 
 
 def _experts_of_a_token(model: ModelShape | None) -> list[int]:
@@ -98,19 +104,31 @@ def sort_by_expert(model: ModelShape | None) -> Calls:
 
 
 def expert_matvec(model: ModelShape | None) -> Calls:
-    """Both products of an expert, for ids of both types; gpt-oss has the elements of columns side by side."""
+    """Both products of an expert, for ids of both types; gpt-oss has its columns' elements side by side, and a bias.
+
+    The first may have a row for each token, here of two, as a kernel serves any number from there on.
+    """
     for model_type, (size, inside) in _SIZES.items():
         if model is not None and model.model_type != model_type:
             continue
         hidden, dtype = (size, "bfloat16") if model is None else (model.hidden_size, model.dtype)
         for of_ids, (n, m) in itertools.product(("int32", "int64"), ((hidden, 2 * inside), (inside, hidden))):
             strides = (m * n, 1, m) if model_type == "gpt_oss" else None
-            yield {
-                "x": TensorSpec((TOKENS, n), dtype),
-                "weight": TensorSpec((8, m, n), dtype, strides),
-                "expert_ids": TensorSpec((TOKENS,), of_ids),
-                "output": TensorSpec((TOKENS, m), dtype),
-            }
+            for bias in (None, TensorSpec((8, m), dtype)) if model_type == "gpt_oss" else (None,):
+                expert = {"weight": TensorSpec((8, m, n), dtype, strides), "bias": bias}
+                yield {
+                    "x": TensorSpec((TOKENS, n), dtype),
+                    "expert_ids": TensorSpec((TOKENS,), of_ids),
+                    "output": TensorSpec((TOKENS, m), dtype),
+                    **expert,
+                }
+                if m == 2 * inside:
+                    yield {
+                        "x": TensorSpec((2, n), dtype),
+                        "expert_ids": TensorSpec((2, 4), of_ids),
+                        "output": TensorSpec((8, m), dtype),
+                        **expert,
+                    }
 
 
 def _calls(models: Models, model: ModelShape | None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -36,7 +36,7 @@ def topk_softmax(
     float32. No token: a no-op.
 
     Args:
-        topk_weights: [tokens, k], float32, with any strides; written.
+        topk_weights: [tokens, k], float32, float16 or bfloat16, with any strides; written, rounded once.
         topk_ids: [tokens, k], int32 or int64, with any strides; written.
         gating_output: [tokens, experts], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart.
         renormalize: whether the weights are divided by their sum, plus 1e-20.
@@ -115,7 +115,7 @@ def moe_sum(
         input: [tokens, k, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Tokens and experts may be
             any distance apart; elements of a row may not.
         output: [tokens, hidden], of the dtype of ``input``; rows may be apart; written.
-        topk_weights: [tokens, k], float32, with any strides.
+        topk_weights: [tokens, k], float16, bfloat16 or float32, with any strides.
         routed_scaling_factor: of each sum.
 
     Raises:
@@ -186,20 +186,30 @@ def sort_by_expert(
 
 
 @FAMILY.op(mutates=("output",))
-def expert_matvec(x: torch.Tensor, weight: torch.Tensor, expert_ids: torch.Tensor, output: torch.Tensor) -> None:
+def expert_matvec(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    expert_ids: torch.Tensor,
+    output: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
     """The product of each row with the matrix of its expert, in one launch that copies no matrix.
 
-    ``output[i] = weight[expert_ids[i]] @ x[i]``, added in float32 and rounded once. It reads the matrix of a row's
-    expert for that row alone: so it is for few rows, such as the experts of one token. For many rows a grouped product
-    is faster, which reads each matrix once. No row: a no-op; rows without elements: zeros.
+    ``output[i] = weight[expert_ids[i]] @ x[i] + bias[expert_ids[i]]``, added in float32 and rounded once. With ids of
+    [tokens, k] row ``t`` of ``x`` is for the products ``t * k`` to ``t * k + k - 1``, and nobody copies it.
+
+    It reads the matrix of a row's expert for that row alone: so it is for few rows, such as the experts of one token.
+    For many rows a grouped product is faster, which reads each matrix once. No row: a no-op; rows without elements:
+    zeros, or the bias.
 
     Args:
-        x: [rows, n], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart.
+        x: [rows, n] or [tokens, n], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart.
         weight: [experts, m, n], of the dtype of ``x``. The ``n`` elements of each row are side by side, or the ``m`` of
             each column, as in a transposed view. Experts may be apart, and so may the rows or columns.
-        expert_ids: [rows], int32 or int64, contiguous: from 0 to experts - 1. On a CUDA device that is checked with
-            ``SGLJIT_CHECK_INDICES=1`` alone.
-        output: [rows, m], of the dtype of ``x``; rows may be apart; written.
+        expert_ids: [rows] or [tokens, k], int32 or int64, contiguous: from 0 to experts - 1. On a CUDA device that is
+            checked with ``SGLJIT_CHECK_INDICES=1`` alone.
+        output: [rows, m] or [tokens * k, m], of the dtype of ``x``; rows may be apart; written.
+        bias: [experts, m], of the dtype of ``x``; rows may be apart.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above, or an id is of

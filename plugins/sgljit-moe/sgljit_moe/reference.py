@@ -119,11 +119,19 @@ def sort_by_expert(
     ends.copy_(ids[order].bincount(minlength=len(ends)).cumsum(0))
 
 
-def expert_matvec(x: torch.Tensor, weight: torch.Tensor, expert_ids: torch.Tensor, output: torch.Tensor) -> None:
+def expert_matvec(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    expert_ids: torch.Tensor,
+    output: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
     """Rounded once, to the dtype of ``output``."""
-    products = [weight[expert].double() @ row.double() for row, expert in zip(x, expert_ids.tolist(), strict=True)]
-    for row, product in zip(output, products, strict=True):
-        row.copy_(product)
+    ids = expert_ids.flatten().tolist()
+    repeats = expert_ids.shape[1] if expert_ids.ndim == 2 else 1
+    products = [weight[expert].double() @ x[i // repeats].double() for i, expert in enumerate(ids)]
+    for row, product, expert in zip(output, products, ids, strict=True):
+        row.copy_(product if bias is None else product + bias[expert].double())
 
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:

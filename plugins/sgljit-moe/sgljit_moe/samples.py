@@ -41,8 +41,9 @@ def moe_sum(device: torch.device) -> Iterator[Sample]:
         output = torch.empty(tokens, 2 * hidden, dtype=dtype, device=device)
         yield {"input": both[..., :hidden].contiguous(), "output": output[:, :hidden].contiguous()}
         weights = torch.rand(k, tokens, device=device).t()
-        strided = {"input": both[..., hidden:], "output": output[:, hidden:], "topk_weights": weights}
-        yield {**strided, "routed_scaling_factor": 2.5}
+        strided = {"input": both[..., hidden:], "output": output[:, hidden:], "routed_scaling_factor": 2.5}
+        for of_weights in dict.fromkeys((torch.float32, dtype)):
+            yield {**strided, "topk_weights": weights.to(of_weights)}
 
 
 def moe_align_block_size(device: torch.device) -> Iterator[Sample]:
@@ -84,7 +85,7 @@ def sort_by_expert(device: torch.device) -> Iterator[Sample]:
 
 
 def expert_matvec(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and both types of ids; no row, one and several; matrices by rows and by columns."""
+    """Every dtype and both types of ids; no row, one and several, of one product or more; both layouts; with a bias."""
     sizes = ((8, 96, 64), (4, 5, 2048), (4, 2048, 70), (3, 7, 33), (2, 3, 1), (2, 1, 3), (1, 2, 0))
     dtypes = ((torch.bfloat16, torch.int64), (torch.float16, torch.int32), (torch.float32, torch.int64))
     for (dtype, index), rows, (experts, m, n) in itertools.product(dtypes, (0, 1, 6), sizes):
@@ -97,7 +98,17 @@ def expert_matvec(device: torch.device) -> Iterator[Sample]:
             yield {"x": x[:, n:], "weight": matrices, "expert_ids": ids, "output": output[:, m:]}
         dense = {"x": x[:, :n].contiguous(), "expert_ids": ids, "output": output[:, :m].contiguous()}
         yield {**dense, "weight": weight[..., :n].contiguous()}
-        yield {**dense, "weight": columns[:, :m].transpose(1, 2).contiguous().transpose(1, 2)}
+        by_columns = columns[:, :m].transpose(1, 2).contiguous().transpose(1, 2)
+        yield {**dense, "weight": by_columns}
+        more = torch.randn(experts, 2 * m, device=device).to(dtype)[:, m:]
+        for repeats, matrices in itertools.product((1, 3), (weight[..., n:], by_columns)):
+            yield {
+                "x": x[: rows // repeats, n:],
+                "weight": matrices,
+                "expert_ids": ids[: rows // repeats * repeats].view(-1, repeats),
+                "output": output[: rows // repeats * repeats, m:],
+                "bias": more if repeats == 3 or dtype == torch.float16 else None,
+            }
 
 
 def _samples(
@@ -116,7 +127,7 @@ def _samples(
             "topk_group": topk_group,
         }
         yield {
-            "topk_weights": torch.empty(k, tokens, device=device).t(),
+            "topk_weights": torch.empty(k, tokens, dtype=dtype, device=device).t(),
             "topk_ids": torch.empty(tokens, k + 1, dtype=ids, device=device)[:, 1:],
             "gating_output": gates,
             "renormalize": not renormalize,

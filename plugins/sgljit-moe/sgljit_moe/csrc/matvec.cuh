@@ -16,7 +16,8 @@ namespace moe {
 using namespace device;
 
 /// \brief A block computes `kTile` vectors of a product. Its threads share the columns, `kTile` threads each.
-template <uint32_t kElements, typename T, typename Id>
+/// \tparam kRepeated whether a row of x has several products.
+template <uint32_t kElements, bool kBiased, bool kRepeated, typename T, typename Id>
 __global__ __launch_bounds__(kColumnsThreads) void sum_columns(const __grid_constant__ Columns params) {
   constexpr uint32_t kAtOnce = 8, kWarps = kColumnsThreads / kWarpThreads;  // columns that a thread asks for at once
   constexpr uint32_t kStep = kColumnsThreads / kTile, kSize = kTile * kElements;
@@ -28,7 +29,14 @@ __global__ __launch_bounds__(kColumnsThreads) void sum_columns(const __grid_cons
   PDLWaitPrimary();
   const auto id = static_cast<const Id*>(params.ids)[row];
   const void* matrix = pointer::offset(params.weight, id * params.expert_stride);
-  const auto* x = static_cast<const T*>(pointer::offset(params.x, row * params.x_stride));
+  const uint32_t of_x = kRepeated ? row / params.repeats : row;
+  const auto* x = static_cast<const T*>(pointer::offset(params.x, of_x * params.x_stride));
+  [[maybe_unused]] float more = 0;
+  if constexpr (kBiased) {  // asked for here, to wait for it with the matrix
+    const int64_t element = int64_t{tile} * kSize + threadIdx.x;
+    if (threadIdx.x < kSize && element < params.num_elements)
+      more = cast<fp32_t>(static_cast<const T*>(pointer::offset(params.bias, id * params.bias_stride))[element]);
+  }
   float sums[kElements] = {};
   for (int64_t first = threadIdx.x / kTile; first < params.num_columns; first += kAtOnce * kStep) {
     AlignedVector<T, kElements> column[kAtOnce];
@@ -61,6 +69,7 @@ __global__ __launch_bounds__(kColumnsThreads) void sum_columns(const __grid_cons
     float sum = 0;
 #pragma unroll
     for (uint32_t warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][threadIdx.x];
+    if constexpr (kBiased) sum += more;
     static_cast<T*>(pointer::offset(params.output, row * params.output_stride))[element] = cast<T>(sum);
   }
   PDLTriggerSecondary();

@@ -17,6 +17,17 @@ struct Matvec {
   }
 };
 
+/// \brief The same, and a number for each element.
+struct BiasedMatvec {
+  SGL_OPERANDS(x, weight, bias, output)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const float more = row.value(bias);
+    return sgl::store(output = row.sum([](float v, float w) { return v * w; }, row[x], row[weight]) + more);
+  }
+};
+
 /// \brief The kernel of matrices whose columns have their elements side by side. Strides are in bytes.
 struct Columns {
   const void* x;
@@ -31,9 +42,12 @@ struct Columns {
   long long num_elements;  ///< of a column
   long long vectors;       ///< of a column
   unsigned tiles;          ///< blocks that share a product
+  unsigned repeats;        ///< neighbouring products of a row of x
+  const void* bias;        ///< a row for each expert, or null
+  long long bias_stride;
   SGL_FIELDS(
       x, x_stride, weight, expert_stride, column_stride, ids, output, output_stride, num_columns, num_elements, vectors,
-      tiles)
+      tiles, repeats, bias, bias_stride)
 };
 
 inline constexpr unsigned kColumnsThreads = 512;

@@ -17,7 +17,7 @@ constexpr std::int64_t kThreads = 256;
 constexpr std::int64_t kMostAtOnce = 16;  // rows of a token that a thread asks for at once
 
 Kernel<moe::Sum> sum{"sum.cuh", "moe::sum"};
-Deferred<void(const moe::Sum&, std::int64_t, DLDataType)> sum_on_cpu{"sum_cpu.cpp", "moe::sum_on_cpu"};
+Deferred<void(const moe::Sum&, std::int64_t, DLDataType, DLDataType)> sum_on_cpu{"sum_cpu.cpp", "moe::sum_on_cpu"};
 
 void refuse_shared(const Rows& output, const Rows& other) {
   if (rows_meet(output.memory(), other.memory())) [[unlikely]]
@@ -52,7 +52,7 @@ void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weig
   };
   refuse_other(out, x.columns);
   const auto bytes = x.element_bytes();
-  const auto weights = topk_weights ? values("topk_weights", *topk_weights).typed<float>() : x;
+  const auto weights = topk_weights ? values("topk_weights", *topk_weights).floats() : x;
   if (topk_weights) {
     refuse_other(weights, x.inner);
     refuse_shared(out, weights);
@@ -64,10 +64,11 @@ void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weig
   const auto stride_of = [](const Rows& rows) { return rows.count > 1 ? rows.stride * rows.element_bytes() : 0; };
   const auto inner_stride = x.inner > 1 ? x.inner_stride * bytes : 0;
   auto word = widest_word(x.data, stride_of(x), inner_stride, out.data, stride_of(out), x.columns * bytes);
-  if (word < bytes || (topk_weights && widest_word(weights.data) < 4)) [[unlikely]]
+  if (word < bytes || widest_word(weights.data) < weights.element_bytes()) [[unlikely]]
     throw Error("ValueError", "moe_sum: an address is not a multiple of its element size: input is ", input);
   if (device.device_type == kDLCUDA)
     word = narrowed(word, bytes, x.count * x.columns, runtime::get_chip(device.device_id));
+  const auto of_weight = weights.element_bytes();
   const moe::Sum params = {
       .input = x.data,
       .token_stride = stride_of(x),
@@ -75,19 +76,19 @@ void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weig
       .output = out.data,
       .output_stride = stride_of(out),
       .weights = topk_weights ? weights.data : nullptr,
-      .weights_stride = {weights.stride * 4, weights.element_stride * 4},
+      .weights_stride = {weights.stride * of_weight, weights.element_stride * of_weight},
       .num_tokens = x.count,
       .vectors = x.columns * bytes / word,
       .experts = static_cast<int>(x.inner),
       .scale = static_cast<float>(routed_scaling_factor),
   };
-  if (device.device_type == kDLCPU) return sum_on_cpu(params, x.columns, input.dtype());
+  if (device.device_type == kDLCPU) return sum_on_cpu(params, x.columns, input.dtype(), weights.dtype);
   if (device.device_type != kDLCUDA) [[unlikely]]
     x.raise({}, {"Device mismatch: expected one of [cpu, cuda] but got ", device});
   const auto experts = x.inner <= kMostAtOnce ? static_cast<int>(x.inner) : 0;
   LaunchKernel(div_ceil(x.count * params.vectors, kThreads), kThreads, device)
       .enable_pdl(runtime::has_pdl(device.device_id))(
-          sum.get(word / bytes, experts, topk_weights.has_value(), input.dtype()), params);
+          sum.get(word / bytes, experts, topk_weights.has_value(), input.dtype(), weights.dtype), params);
 }
 
 }  // namespace

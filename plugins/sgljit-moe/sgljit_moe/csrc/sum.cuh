@@ -22,7 +22,8 @@ struct Rows {};
 /// \brief Each thread sums one vector of a token's rows: `kExperts` rows, or for 0 as many as the parameters say.
 ///
 /// A thread asks for a known number of rows at once, and waits once.
-template <uint32_t kElements, int kExperts, bool kWeighted, typename T>
+/// \tparam Weight the type of a weight; of any type without weights.
+template <uint32_t kElements, int kExperts, bool kWeighted, typename T, typename Weight>
 __global__ __launch_bounds__(kSumThreads) void sum(const __grid_constant__ Sum params) {
   const int64_t number = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
   const int64_t token = number / params.vectors, vector = number - token * params.vectors;
@@ -39,7 +40,8 @@ __global__ __launch_bounds__(kSumThreads) void sum(const __grid_constant__ Sum p
       x[i].load(pointer::offset(row, (first + i) * params.expert_stride), vector);
       factors[i] = 1;
       if constexpr (kWeighted)
-        factors[i] = *static_cast<const float*>(pointer::offset(weights, (first + i) * params.weights_stride[1]));
+        factors[i] =
+            cast<fp32_t>(*static_cast<const Weight*>(pointer::offset(weights, (first + i) * params.weights_stride[1])));
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

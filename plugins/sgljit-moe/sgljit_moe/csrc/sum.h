@@ -14,7 +14,7 @@ struct Sum {
   long long expert_stride;
   void* output;
   long long output_stride;
-  const void* weights;  ///< a float for each row, or null
+  const void* weights;  ///< a number for each row, or null
   long long weights_stride[2];
   long long num_tokens;
   long long vectors;  ///< of a row

@@ -18,7 +18,7 @@ void topk(
     TensorView topk_weights, TensorView topk_ids, TensorView gating_output, bool renormalize,
     Optional<TensorView> correction_bias, int num_expert_group, int topk_group, double routed_scaling_factor) {
   const auto gates = rows("gating_output", gating_output).floats();
-  const auto weights = values("topk_weights", topk_weights).typed<float>();
+  const auto weights = values("topk_weights", topk_weights).floats();
   const auto ids = values("topk_ids", topk_ids).typed<std::int32_t, std::int64_t>();
   constexpr int kMostGroups = 32;
   if (num_expert_group < 1 || num_expert_group > kMostGroups) [[unlikely]]

@@ -24,6 +24,7 @@ def test_it_agrees_with_float64(device):
     torch.manual_seed(0)
     for sample in FAMILY.declared()["moe_sum"].samples(device):
         wanted = {**sample, "output": torch.empty_like(sample["output"])}
+        sample["output"][:] = torch.nan
         reference.moe_sum(**wanted)
         moe_sum(**sample)
         close = ROUNDED[sample["output"].dtype]
@@ -37,6 +38,20 @@ def test_it_adds_in_float32(device):
     output = torch.empty(1, 80, device=device, dtype=torch.bfloat16)
     moe_sum(rows, output)
     assert torch.equal(output, torch.full_like(output, 264))
+
+
+@pytest.mark.parametrize("of_weights", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_weight_of_any_dtype_is_taken_as_it_is(device, of_weights):
+    """Numbers of experts with a kernel of their own and without; weights that are apart, beside what is no number."""
+    torch.manual_seed(0)
+    for tokens, k, hidden in ((1, 8, 2048), (5, 4, 33), (3, 19, 100), (70, 2, 64)):
+        rows = torch.randn(tokens, k, hidden, device=device).bfloat16()
+        memory = torch.full((tokens, 2 * k), torch.nan, device=device, dtype=of_weights)
+        memory[:, ::2] = torch.rand(tokens, k, device=device) + 0.1
+        output = torch.full((tokens, hidden), torch.nan, device=device, dtype=torch.bfloat16)
+        moe_sum(rows, output, memory[:, ::2], routed_scaling_factor=1.5)
+        wanted = (rows.double() * memory[:, ::2].double()[..., None]).sum(1) * 1.5
+        torch.testing.assert_close(output.double(), wanted, rtol=2**-8, atol=2**-18)
 
 
 def test_what_is_not_a_number_stays_in_its_column(device):
@@ -58,7 +73,12 @@ BAD = {
     "integers": ({"input": ones(2, 4, 8).int()}, "input", "DType mismatch"),
     "gaps": ({"input": ones(2, 8, 4).mT}, "input", "elements of a row side by side"),
     "experts": ({"topk_weights": ones(2, 3)}, "topk_weights", "dimension 1: expected 4 but got 3"),
-    "weights": ({"topk_weights": ones(2, 4).half()}, "topk_weights", "expected float32 but got float16"),
+    "weights": (
+        {"topk_weights": ones(2, 4).double()},
+        "topk_weights",
+        "expected one of .float32, float16, bfloat16. but got float64",
+    ),
+    "integers for weights": ({"topk_weights": ones(2, 4).int()}, "topk_weights", "bfloat16. but got int32"),
 }
 
 

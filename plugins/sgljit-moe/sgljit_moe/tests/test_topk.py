@@ -13,6 +13,7 @@ from sgljit_moe.plugin import FAMILY
 family = ops["moe"]
 NAN, INF = float("nan"), float("inf")
 OPS = ("topk_softmax", "topk_sigmoid", "topk_sqrtsoftplus")
+ROUNDED = {torch.float32: 2**-18, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -44,10 +45,29 @@ def test_it_agrees_with_float64(op, dtype, device):
     assert samples
     for sample in samples:
         wanted = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in sample.items()}
+        sample["topk_weights"][:], sample["topk_ids"][:] = NAN, -1
         getattr(reference, op)(**wanted)
         getattr(family, op)(**sample)
         assert torch.equal(sample["topk_ids"], wanted["topk_ids"])
-        torch.testing.assert_close(sample["topk_weights"], wanted["topk_weights"], rtol=2**-18, atol=0)
+        close = ROUNDED[sample["topk_weights"].dtype]
+        torch.testing.assert_close(sample["topk_weights"], wanted["topk_weights"], rtol=close, atol=0)
+
+
+@pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16])
+def test_weights_of_16_bits_are_those_of_float32_rounded_once(dtype, grouped, device):
+    torch.manual_seed(0)
+    gates = torch.randn(67, 60, device=device).bfloat16()
+    bias = torch.randn(60, device=device).bfloat16()
+    options = {"num_expert_group": 6, "topk_group": 3, "correction_bias": bias} if grouped else {}
+    weights, ids = choose(gates, 5, "topk_sigmoid", renormalize=True, routed_scaling_factor=2.5, **options)
+    memory = torch.full((67, 11), NAN, device=device, dtype=dtype)
+    same_ids = torch.full_like(ids, -1)
+    given = {"renormalize": True, "routed_scaling_factor": 2.5, **options}
+    family.topk_sigmoid(memory[:, 1::2], same_ids, gates, **given)
+    assert torch.equal(same_ids, ids)
+    assert torch.equal(memory[:, 1::2], weights.to(dtype))
+    assert memory[:, ::2].isnan().all()
 
 
 def test_known_weights(device):
@@ -161,7 +181,12 @@ BAD = {
     "tokens of weights": ({"topk_weights": zeros(3, 4)}, "topk_weights", "number of rows: expected 2 but got 3"),
     "experts of the bias": ({"correction_bias": zeros(11)}, "correction_bias", "for a row: expected 12 but got 11"),
     "dtype of gates": ({"gating_output": zeros(2, 12).int()}, "gating_output", "DType mismatch"),
-    "dtype of weights": ({"topk_weights": zeros(2, 4).half()}, "topk_weights", "expected float32 but got float16"),
+    "dtype of weights": (
+        {"topk_weights": zeros(2, 4).double()},
+        "topk_weights",
+        "expected one of .float32, float16, bfloat16. but got float64",
+    ),
+    "integers for weights": ({"topk_weights": zeros(2, 4).int()}, "topk_weights", "bfloat16. but got int32"),
     "weights of ids": ({"topk_ids": zeros(2, 4)}, "topk_ids", "expected one of .int32, int64. but got float32"),
     "dtype of ids": ({"topk_ids": zeros(2, 4).short()}, "topk_ids", "int32, int64. but got int16"),
     "dtype of the bias": ({"correction_bias": zeros(12).long()}, "correction_bias", "DType mismatch"),
