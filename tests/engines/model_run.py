@@ -41,7 +41,8 @@ def rotations(model: ModelShape) -> Iterator[tuple[str, str, list[torch.Tensor],
     if not model.traits.interleaved:  # as transformers has them, in projections of their own
         numbers = model.query_heads, model.kv_heads
         apart = [torch.empty(1, MOST, number, size, dtype=dtype).transpose(1, 2) for number in numbers]
-        given = [torch.empty(1, MOST, model.rope_dim, dtype=dtype) for _ in "cs"]
+        angles_of_head = model.rope_dim // 2 if model.traits.half_angles else model.rope_dim
+        given = [torch.empty(1, MOST, angles_of_head, dtype=dtype) for _ in "cs"]
         yield "rope", "apply_rotary_pos_emb", [*apart, *given, *map(torch.empty_like, apart)], {}
     heads = [model.query_heads, model.kv_heads, model.kv_heads]
     q, k, v = torch.empty(MOST, sum(heads), size, dtype=dtype).split(heads, dim=1)

@@ -94,6 +94,7 @@ ROTATIONS = {  # heads of queries and of keys, their size, what of it turns; whe
     "gemma3": (8, 4, 256, 256, True, True),
     "glm4": (32, 2, 128, 64, False, None),
     "deepseek_v3": (128, 1, 64, 64, False, None),
+    "gpt_oss": (64, 8, 64, 64, True, None),
 }
 
 
@@ -117,7 +118,8 @@ def test_rotations_are_those_of_the_model(shape, model):
         for call in calls:
             if name == "apply_rotary_pos_emb":
                 assert [call[x].shape[1] for x in "qk"] == [queries, keys]
-                assert {call[x].shape[-1] for x in ("q", "k", "cos", "sin", "q_out", "k_out")} == {size}
+                assert {call[x].shape[-1] for x in ("q", "k", "q_out", "k_out")} == {size}
+                assert {call[x].shape[-1] for x in ("cos", "sin")} == {size // 2 if model == "gpt_oss" else size}
                 continue
             heads = ("q_rope", "k_rope") if "mla" in name else ("q", "k")
             assert [call[x].shape[1:] for x in heads] == [(queries, size), (keys, size)]

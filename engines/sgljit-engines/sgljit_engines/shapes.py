@@ -25,6 +25,7 @@ class Traits(NamedTuple):
             activation of their own.
         sandwich_norm: whether the results of attention and of the MLP are normalised, as well as their inputs.
         interleaved: whether the elements 2i and 2i + 1 of a head turn together, and not i and i + half.
+        half_angles: whether transformers has one cosine and sine for each pair of a head.
     """
 
     one_plus: bool = False
@@ -32,6 +33,7 @@ class Traits(NamedTuple):
     gated_mlp: bool = True
     sandwich_norm: bool = False
     interleaved: bool = False
+    half_angles: bool = False
 
 
 # By the ``model_type`` of a config, which is that of the text model where a model has several parts. The tests of
@@ -40,7 +42,8 @@ _PLAIN_TYPES = ("granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qw
 MODEL_TYPES: Mapping[str, Traits] = {
     **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), Traits()),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Traits(interleaved=True)),
-    **dict.fromkeys(("gpt_oss", "mixtral"), Traits(gated_mlp=False)),
+    "gpt_oss": Traits(gated_mlp=False, half_angles=True),
+    "mixtral": Traits(gated_mlp=False),
     "gemma": Traits(one_plus=True),
     "gemma2": Traits(one_plus=True, sandwich_norm=True),
     "gemma3_text": Traits(one_plus=True, qk_norm="head", sandwich_norm=True),

@@ -34,10 +34,12 @@ class Rotation:
         name: the function's global name there. It takes (q, k, cos, sin) and returns both rotated.
         takes_parts: whether the function rotates the first elements of heads alone, where there are fewer angles: only
             the model knows whether there are.
+        halves: whether it takes cosines and sines of half a head, one for each pair.
     """
 
     name: str
     takes_parts: bool = False
+    halves: bool = False
     op = "apply_rotary_pos_emb"
     family = "rope"
     needs = frozenset[str]()
@@ -57,7 +59,7 @@ class Rotation:
         heads = queries, _of_config(layer, "num_key_value_heads", queries)
 
         def rotate(tokens: int) -> None:
-            angles = weight.new_ones(1, tokens, size)
+            angles = weight.new_ones(1, tokens, size // 2 if self.halves else size)
             q, k = (weight.new_ones(1, tokens, count, size).transpose(1, 2) for count in heads)
             op(q, k, angles, angles, torch.empty_like(q), torch.empty_like(k))
 
@@ -65,7 +67,7 @@ class Rotation:
 
     def forward(self, layer: Any, _in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
         op = getattr(ops[self.family], self.op)
-        return _rotating(op, self.name, type(layer).forward, give_up, use)
+        return _rotating(op, self, type(layer).forward, give_up, use)
 
 
 def rotated(layer: nn.Module) -> int | None:
@@ -84,7 +86,10 @@ def match(layer: nn.Module) -> Rotation | None:
     if len(functions) != 1:  # of two, only the config knows which runs
         return None
     ((name, function),) = functions.items()
-    return Rotation(name, takes_parts=_rotates(function, rotated=4)) if _rotates(function) else None
+    for halves in (False, True):
+        if _rotates(function, halves=halves):
+            return Rotation(name, _rotates(function, rotated=4, halves=halves), halves)
+    return None
 
 
 def _begins_with(function: Callable[..., object], names: tuple[str, ...]) -> bool:
@@ -97,23 +102,25 @@ def _begins_with(function: Callable[..., object], names: tuple[str, ...]) -> boo
     return tuple(parameters[: len(names)]) == names
 
 
-def _rotates(function: Callable[..., Any], rotated: int = 8) -> bool:
+def _rotates(function: Callable[..., Any], rotated: int = 8, halves: bool = False) -> bool:
     """Whether a function computes what the op does, of the first elements of heads of [batch, heads, tokens, 8]."""
     for dtype in (torch.float32, torch.bfloat16):
         generator = torch.Generator().manual_seed(0)
-        # Both halves of cosines and sines differ, and the tokens of a batch have angles of their own.
+        # If there are two halves of cosines and sines, they differ. The tokens of a batch have angles of their own.
         q, k = (torch.randn(2, heads, 3, 8, generator=generator).to(dtype) for heads in (4, 2))
-        cos, sin = (torch.randn(2, 3, rotated, generator=generator).to(dtype) for _ in range(2))
+        size = rotated // 2 if halves else rotated
+        cos, sin = (torch.randn(2, 3, size, generator=generator).to(dtype) for _ in range(2))
         try:
             with torch.no_grad():
                 results = tuple(function(q, k, cos, sin))
             pairs = list(zip(results, (q, k), strict=True))
         except Exception:  # noqa: BLE001 - a stranger's function: whatever it cannot do, it is not replaced
             return False
+        wide_cos, wide_sin = (angles.double()[:, None].repeat(1, 1, 1, rotated // size) for angles in (cos, sin))
         for result, x in pairs:
             wide, half = x.double()[..., :rotated], rotated // 2
             turned = torch.cat((-wide[..., half:], wide[..., :half]), -1)
-            wanted = wide * cos.double()[:, None] + turned * sin.double()[:, None]
+            wanted = wide * wide_cos + turned * wide_sin
             wanted = torch.cat((wanted, x.double()[..., rotated:]), -1)
             tolerance = 4 * torch.finfo(dtype).eps * float(wanted.abs().max())
             if result.dtype != dtype or result.shape != x.shape or result is x:
@@ -128,10 +135,11 @@ def _of_config(layer: nn.Module, name: str, default: int) -> int:
     return found if isinstance(found, int) else default
 
 
-def _rotating(op: Op, name: str, own: Any, give_up: GiveUp, use: Use) -> Forward:
+def _rotating(op: Op, of: Rotation, own: Any, give_up: GiveUp, use: Use) -> Forward:
     """A layer's ``forward`` that finds the op where it names its module's function. The module stays as it is."""
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
+    name, of_an_angle = of.name, 2 if of.halves else 1
 
     def theirs(*args: Any, **kwargs: Any) -> Any:
         return own.__globals__[name](*args, **kwargs)
@@ -141,7 +149,7 @@ def _rotating(op: Op, name: str, own: Any, give_up: GiveUp, use: Use) -> Forward
             type(q) is type(k) is type(cos) is type(sin) is plain
             and q.dtype is k.dtype is cos.dtype is sin.dtype  # a function promotes others
             and q.dtype in DTYPES
-            and q.shape[-1] == cos.shape[-1]  # a function may rotate a part of each head
+            and q.shape[-1] == cos.shape[-1] * of_an_angle  # a function may rotate a part of each head
         ):
             try:
                 batch, _, tokens, _ = q.shape

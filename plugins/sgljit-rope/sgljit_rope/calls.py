@@ -32,7 +32,10 @@ def apply_rotary_pos_emb_inplace(model: ModelShape | None) -> Calls:
 
 
 def apply_rotary_pos_emb(model: ModelShape | None) -> Calls:
-    """The same as one batch, in the heads of a projection; only whole heads whose halves turn together."""
+    """The same as one batch, in the heads of a projection; only whole heads whose halves turn together.
+
+    gpt-oss has an angle for each pair.
+    """
     for call in apply_rotary_pos_emb_inplace(model):
         if not call.get("is_neox", True) or call["cos"].shape[-1] != call["q"].shape[-1]:
             continue
@@ -41,7 +44,9 @@ def apply_rotary_pos_emb(model: ModelShape | None) -> Calls:
             for x in (call["q"], call["k"])
             for tokens, heads, size in [x.shape]
         )
-        angles = TensorSpec((1, *call["cos"].shape), q.dtype, (q.shape[-1], q.shape[-1], 1))
+        tokens, size = call["cos"].shape
+        size //= 2 if model is not None and model.traits.half_angles else 1
+        angles = TensorSpec((1, tokens, size), q.dtype, (size, size, 1))
         yield {"q": q, "k": k, "cos": angles, "sin": angles, "q_out": q, "k_out": k}
 
 

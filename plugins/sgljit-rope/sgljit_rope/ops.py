@@ -84,8 +84,9 @@ def apply_rotary_pos_emb(
             elements of a head may not.
         k: like ``q``, of its dtype, with a number of heads of its own; may be expanded, as it is only read.
         cos: [batch, sequence, head_dim] or [1, sequence, head_dim], float16, bfloat16 or float32: the element i of a
-            head and i + head_dim / 2, which make a pair, have each a value of their own.
-        sin: like ``cos``; its dtype and its batch may be others.
+            head and i + head_dim / 2, which make a pair, have each a value of their own. Or of head_dim / 2 elements,
+            one for each pair, as gpt-oss has them.
+        sin: like ``cos``, with as many elements; its dtype and its batch may be others.
         q_out: like ``q``, with strides of its own; it shares memory with no other argument.
         k_out: like ``k``, with strides of its own; it shares memory with no other argument.
 

@@ -45,6 +45,8 @@ def apply_rotary_pos_emb(
     k_out: torch.Tensor,
 ) -> None:
     """The sum x * cos + rotate_half(x) * sin, as in transformers."""
+    if 2 * cos.shape[-1] == q.shape[-1]:
+        cos, sin = (x.repeat(1, 1, 2) for x in (cos, sin))
     cos, sin = cos.double()[:, None], sin.double()[:, None]
     for x, out in ((q.double(), q_out), (k.double(), k_out)):
         a, b = x.chunk(2, dim=-1)

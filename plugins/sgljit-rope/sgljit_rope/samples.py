@@ -31,7 +31,10 @@ def apply_rotary_pos_emb_inplace(device: torch.device) -> Iterator[Sample]:
 
 
 def apply_rotary_pos_emb(device: torch.device) -> Iterator[Sample]:
-    """Batches that share angles and others; heads of a projection, parts of them, and tokens of longer sequences."""
+    """Batches that share angles and others; heads of a projection, parts of them, and tokens of longer sequences.
+
+    Angles of elements, and of pairs.
+    """
     kinds = ((1, 1, 0), (1, 1, 1), (1, 1, 9), (3, 1, 5), (3, 3, 5), (3, 1, 1), (3, 3, 1))
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     for i, (dtype, size, (batch, of_angles, tokens)) in enumerate(itertools.product(dtypes, (128, 80, 6), kinds)):
@@ -44,7 +47,9 @@ def apply_rotary_pos_emb(device: torch.device) -> Iterator[Sample]:
             q, k = torch.randn(batch, 6, tokens + 3, size, device=device).to(dtype)[:, :, 2:-1].split((4, 2), dim=1)
         angles = torch.rand(of_angles, tokens, size, device=device) * 7  # both of a pair have angles of their own
         cos, sin = (x.to(torch.float32 if i % 2 else dtype) for x in (angles.cos(), angles.sin()))
-        yield {"q": q, "k": k, "cos": cos, "sin": sin, "q_out": torch.zeros_like(q), "k_out": torch.zeros_like(k)}
+        for part in (size, size // 2):  # or one for both
+            outs = {"q_out": torch.zeros_like(q), "k_out": torch.zeros_like(k)}
+            yield {"q": q, "k": k, "cos": cos[..., :part], "sin": sin[..., :part], **outs}
 
 
 def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:

@@ -212,6 +212,23 @@ def of_the_first_half(q, k, cos, sin):
     return rotated(q, k, torch.cat((cos[..., :half],) * 2, -1), torch.cat((sin[..., :half],) * 2, -1))
 
 
+def rotated_by_pairs(q, k, cos, sin):
+    return rotated(q, k, torch.cat((cos,) * 2, -1), torch.cat((sin,) * 2, -1))
+
+
+def rotated_back_by_pairs(q, k, cos, sin):
+    return rotated_by_pairs(q, k, cos, -sin)
+
+
+def neighbours_by_pairs(q, k, cos, sin):
+    (q, k), size = (torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in (q, k)), q.shape[-1]
+    return tuple(x.unflatten(-1, (2, size // 2)).mT.flatten(-2) for x in rotated_by_pairs(q, k, cos, sin))
+
+
+def parts_by_pairs(q, k, cos, sin):
+    return of_the_first_elements(q, k, torch.cat((cos,) * 2, -1), torch.cat((sin,) * 2, -1))
+
+
 def queries_alone(q, k, cos, sin):
     return rotated(q, k, cos, sin)[0], k
 
@@ -226,6 +243,9 @@ def wide(q, k, cos, sin):
         (lambda self, *heads: rotated(*heads), "apply_rotary_pos_emb"),
         (lambda self, *heads: rotated_back(*heads), None),
         (lambda self, *heads: of_the_first_half(*heads), None),
+        (lambda self, *heads: rotated_by_pairs(*heads), "apply_rotary_pos_emb"),
+        (lambda self, *heads: rotated_back_by_pairs(*heads), None),
+        (lambda self, *heads: neighbours_by_pairs(*heads), None),
         (lambda self, *heads: queries_alone(*heads), None),
         (lambda self, *heads: wide(*heads), None),
         (lambda self, q, *others: rotate_half(q), None),
@@ -248,12 +268,21 @@ def zeros_behind(q, k, cos, sin):
 
 
 @pytest.mark.parametrize(
-    ("function", "takes_parts"), [(rotated, False), (of_the_first_elements, True), (zeros_behind, False)]
+    ("function", "takes_parts", "halves"),
+    [
+        (rotated, False, False),
+        (of_the_first_elements, True, False),
+        (zeros_behind, False, False),
+        (rotated_by_pairs, False, True),
+        (parts_by_pairs, True, True),
+    ],
 )
-def test_a_function_may_rotate_a_part_of_each_head(function, takes_parts, monkeypatch):
+def test_a_function_may_rotate_a_part_of_each_head_and_have_an_angle_for_a_pair(
+    function, takes_parts, halves, monkeypatch
+):
     monkeypatch.setitem(globals(), "rotated_by", function)
     layer = type("Attention", (nn.Module,), {"forward": lambda self, *heads: rotated_by(*heads)})()  # noqa: F821
-    assert match(layer) == Rotation("rotated_by", takes_parts)
+    assert match(layer) == Rotation("rotated_by", takes_parts, halves)
 
 
 def test_looking_at_a_layer_changes_nothing():

@@ -97,6 +97,7 @@ def test_the_table_of_model_types_agrees_with_transformers(model_type, tmp_path)
     assert found == {(op, size) for size in sizes}
     of_layer = [of for layer in net.model.layers[0].children() if (of := match(layer)) is not None]
     assert [of.family for of in of_layer].count("norm") == (4 if shape.traits.sandwich_norm else 2)
+    assert shape.traits.half_angles == any(getattr(of, "halves", False) for _, of in layers)
     code = inspect.getsource(sys.modules[type(net).__module__])
     rotations = "".join(re.findall(r"^def apply_rotary\w*\(.*?(?=^\w)", code, re.DOTALL | re.MULTILINE))
     assert shape.traits.interleaved == bool(re.search("interleave|view_as_complex", rotations))

@@ -140,6 +140,24 @@ def test_a_rotation_is_replaced_in_the_enabled_model_alone():
             assert (after[0] - before[0], after[1] - before[1]) == ((1, 0) if runs else (0, 1))
 
 
+def test_a_rotation_by_pairs_runs_on_the_op_where_the_angles_are_half_a_head():
+    module = importlib.import_module("transformers.models.gpt_oss.modeling_gpt_oss")
+    net, own = model("gpt_oss"), module.apply_rotary_pos_emb
+    sgljit_transformers.enable(net)
+    rotate = in_forward(net.model.layers[0].self_attn)
+    (use,) = (use for use in report() if use.kind.startswith("GptOssAttention") and use.layers)
+    with torch.no_grad():
+        for sequences, options, runs in ((2, {}, True), (1, {}, True), (2, {"unsqueeze_dim": 1}, True)):
+            q, k, cos, sin = heads()
+            cos, sin = cos[:sequences, :, :8], sin[:sequences, :, :8]
+            before = counted(use)
+            for x, wanted in zip(rotate(q, k, cos, sin, **options), own(q, k, cos, sin), strict=True):
+                torch.testing.assert_close(x, wanted)
+            assert counted(use) == (before[0] + runs, before[1])
+        with pytest.raises(RuntimeError, match="must match the size"):  # as the model's own function does
+            rotate(*heads())
+
+
 @pytest.mark.parametrize(
     ("model_type", "share", "runs"),
     [
@@ -203,15 +221,16 @@ def test_after_enable_no_number_of_rows_has_a_norm_of_its_own_to_build():
     assert stats().loads.keys() == before.loads.keys()
 
 
-def test_a_rotation_is_tried_with_the_heads_of_the_model(monkeypatch, few_and_many):
+@pytest.mark.parametrize(("name", "angles"), [("qwen3", 16), ("gpt_oss", 8)])
+def test_a_rotation_is_tried_with_the_heads_of_the_model(name, angles, monkeypatch, few_and_many):
     """As its projections give them: the tokens side by side."""
     tried = []
     rope = SimpleNamespace(apply_rotary_pos_emb=lambda *tensors: tried.append(tensors))
     monkeypatch.setattr(rotation_layers, "ops", {"rope": rope})
-    sgljit_transformers.enable(model("qwen3").model.layers[0].self_attn, ops="rope")
+    sgljit_transformers.enable(model(name).model.layers[0].self_attn, ops="rope")
     assert few_and_many == [((4 + 2) * 16, "cpu")]
     assert [[x.shape for x in tensors] for tensors in tried] == [
-        [(1, 4, n, 16), (1, 2, n, 16), *[(1, n, 16)] * 2, (1, 4, n, 16), (1, 2, n, 16)] for n in (1, 3)
+        [(1, 4, n, 16), (1, 2, n, 16), *[(1, n, angles)] * 2, (1, 4, n, 16), (1, 2, n, 16)] for n in (1, 3)
     ]
     assert all(tensors[i].transpose(1, 2).is_contiguous() for tensors in tried for i in (0, 1, 4, 5))
 

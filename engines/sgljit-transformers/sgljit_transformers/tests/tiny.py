@@ -98,8 +98,8 @@ def mlps(name: str) -> dict[str, str]:
 
 
 def rotations(name: str) -> dict[str, str]:
-    """The op of each attention: that of gpt-oss has half as many angles, and DeepSeek's has two kinds of rotation."""
-    names = () if name in ("gpt_oss", "deepseek_v3") else ("model.layers.0.self_attn", "model.layers.1.self_attn")
+    """The op of each attention: DeepSeek's has two kinds of rotation."""
+    names = () if name == "deepseek_v3" else ("model.layers.0.self_attn", "model.layers.1.self_attn")
     return dict.fromkeys(names, "apply_rotary_pos_emb")
 
 

@@ -14,7 +14,8 @@ template <typename Order, Norm kNorm, bool kRounds, bool kStored>
 RowProgram<rope::Layer<Order, kNorm, kRounds, kStored>, kStored ? 3 : 2> program{"rope.h"};
 template <typename Order>
 RowProgram<rope::Given<Order>, 2> given_program{"rope.h"};
-RowProgram<rope::Apart, 2> apart_program{"rope.h"};
+template <bool kEach>
+RowProgram<rope::Apart<kEach>, 2> apart_program{"rope.h"};
 
 /// The arguments of a call; tensors that an op has not are null.
 struct Call {
@@ -251,9 +252,34 @@ void refuse_shared(const char* const (&names)[6], const TensorView* const (&all)
   }
 }
 
+/// Rotates what has been checked. \tparam kEach whether each element has angles of its own, or each pair.
+template <bool kEach>
+void rotate_apart(
+    const TensorView& q, const TensorView& k, const TensorView& cos, const TensorView& sin, const TensorView& q_out,
+    const TensorView& k_out) {
+  const auto join = [&](int slow, int fast) {
+    return can_join(q, slow, fast) && can_join(k, slow, fast) && can_join(q_out, slow, fast) &&
+           can_join(k_out, slow, fast);
+  };
+  auto walk = Batch::kAlone;
+  if (cos.size(0) == 1 && sin.size(0) == 1 && join(0, 1)) walk = Batch::kWithHeads;
+  if (cos.size(0) == q.size(0) && sin.size(0) == q.size(0) && can_join(cos, 0, 1) && can_join(sin, 0, 1) && join(0, 2))
+    walk = Batch::kWithSequence;
+  using F = rope::Apart<kEach>;
+  for (std::int64_t i = 0; i < (walk == Batch::kAlone ? q.size(0) : 1); ++i) {
+    const auto of = [&](const char* name, const TensorView& x, const char* out_name, const TensorView& out) {
+      return apart_program<kEach>.rows(
+          F::x = rows_of(name, x, walk, i), F::cos = rows_of("cos", cos, walk, i),
+          F::sin = rows_of("sin", sin, walk, i), F::out = rows_of(out_name, out, walk, i));
+    };
+    apart_program<kEach>({}, {of("q", q, "q_out", q_out), of("k", k, "k_out", k_out)});
+  }
+}
+
 void apply_rotary_pos_emb(
     TensorView q, TensorView k, TensorView cos, TensorView sin, TensorView q_out, TensorView k_out) {
   SymbolicSize batch{"batch"}, q_heads{"heads of q"}, k_heads{"heads of k"}, sequence{"sequence"}, size{"head_dim"};
+  SymbolicSize pairs{"head_dim / 2"};
   SymbolicDType dtype;
   SymbolicDevice device;
   const auto match = [&](const char* name, const TensorView& x, SymbolicSize& heads) {
@@ -263,39 +289,26 @@ void apply_rotary_pos_emb(
         .with_device<kDLCUDA, kDLCPU>(device)
         .verify(x, name);
   };
+  bool each = true;
   const auto match_angles = [&](const char* name, const TensorView& x) {
     SymbolicSize one;
-    TensorMatcher({x.ndim() == 3 && x.size(0) == 1 ? one : batch, sequence, size})
+    TensorMatcher({x.ndim() == 3 && x.size(0) == 1 ? one : batch, sequence, each ? size : pairs})
         .with_strides({-1, -1, 1})
         .with_dtype<float, __half, __nv_bfloat16>()
         .with_device(device)
         .verify(x, name);
   };
-  match("q", q, q_heads), match("k", k, k_heads), match_angles("cos", cos), match_angles("sin", sin);
+  match("q", q, q_heads), match("k", k, k_heads);
+  each = cos.ndim() != 3 || 2 * cos.size(2) != q.size(3);
+  pairs.set_value(q.size(3) / 2);
+  match_angles("cos", cos), match_angles("sin", sin);
   match("q_out", q_out, q_heads), match("k_out", k_out, k_heads);
   if (q.size(3) % 2 != 0) [[unlikely]]
     Rows{"q", q, nullptr, 0, 0, 0, false}.raise(
         {}, {"Size mismatch for head_dim: expected an even number, pairs, but got ", q.size(3)});
   if (q.numel() == 0 && k.numel() == 0) return;
   refuse_shared({"q_out", "k_out", "q", "k", "cos", "sin"}, {&q_out, &k_out, &q, &k, &cos, &sin});
-
-  const auto join = [&](int slow, int fast) {
-    return can_join(q, slow, fast) && can_join(k, slow, fast) && can_join(q_out, slow, fast) &&
-           can_join(k_out, slow, fast);
-  };
-  auto walk = Batch::kAlone;
-  if (cos.size(0) == 1 && sin.size(0) == 1 && join(0, 1)) walk = Batch::kWithHeads;
-  if (cos.size(0) == q.size(0) && sin.size(0) == q.size(0) && can_join(cos, 0, 1) && can_join(sin, 0, 1) && join(0, 2))
-    walk = Batch::kWithSequence;
-  using F = rope::Apart;
-  for (std::int64_t i = 0; i < (walk == Batch::kAlone ? q.size(0) : 1); ++i) {
-    const auto of = [&](const char* name, const TensorView& x, const char* out_name, const TensorView& out) {
-      return apart_program.rows(
-          F::x = rows_of(name, x, walk, i), F::cos = rows_of("cos", cos, walk, i),
-          F::sin = rows_of("sin", sin, walk, i), F::out = rows_of(out_name, out, walk, i));
-    };
-    apart_program({}, {of("q", q, "q_out", q_out), of("k", k, "k_out", k_out)});
-  }
+  return each ? rotate_apart<true>(q, k, cos, sin, q_out, k_out) : rotate_apart<false>(q, k, cos, sin, q_out, k_out);
 }
 
 }  // namespace

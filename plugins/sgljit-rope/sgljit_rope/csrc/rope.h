@@ -32,16 +32,23 @@ struct EachTurned {
   }
 };
 
-/// \brief q and k are rotated to tensors of their own, by a cosine and a sine for each element.
+/// \brief q and k are rotated to tensors of their own, by a cosine and a sine for each element; or, unless `kEach`, for
+/// each pair.
+template <bool kEach>
 struct Apart {
   SGL_OPERANDS(x, cos, sin, out)
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[x];
-    const auto cos_a = row.of_pairs(sgl::neox, cos, 0, 2), cos_b = row.of_pairs(sgl::neox, cos, 1, 2);
-    const auto sin_a = row.of_pairs(sgl::neox, sin, 0, 2), sin_b = row.of_pairs(sgl::neox, sin, 1, 2);
-    return sgl::store(out = row.pairs(sgl::neox, EachTurned{}, values, cos_a, cos_b, sin_a, sin_b));
+    if constexpr (kEach) {
+      const auto cos_a = row.of_pairs(sgl::neox, cos, 0, 2), cos_b = row.of_pairs(sgl::neox, cos, 1, 2);
+      const auto sin_a = row.of_pairs(sgl::neox, sin, 0, 2), sin_b = row.of_pairs(sgl::neox, sin, 1, 2);
+      return sgl::store(out = row.pairs(sgl::neox, EachTurned{}, values, cos_a, cos_b, sin_a, sin_b));
+    } else {
+      const auto cosines = row.of_pairs(sgl::neox, cos), sines = row.of_pairs(sgl::neox, sin);
+      return sgl::store(out = row.pairs(sgl::neox, sgl::Rotation{}, values, cosines, sines));
+    }
   }
 };
 

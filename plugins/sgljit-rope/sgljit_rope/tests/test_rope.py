@@ -317,6 +317,8 @@ def of_transformers(x, cos, sin):
     """As its models compute it, in float64."""
     x, cos, sin = x.double(), cos.double().unsqueeze(1), sin.double().unsqueeze(1)
     first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    if cos.shape[-1] != x.shape[-1]:  # gpt-oss
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return (x * cos) + (torch.cat((-second, first), dim=-1) * sin)
 
 
@@ -332,8 +334,9 @@ LAYOUTS = {  # of [batch, heads, sequence, head_dim]
 }
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_heads_at_any_strides_turn_as_in_transformers(layout, device):
+def test_heads_at_any_strides_turn_as_in_transformers(layout, parts, device):
     torch.manual_seed(0)
     single, half, brain = ROUNDED
     mixed = ((half, single, half), (brain, single, single), (single, brain, half), (brain, half, brain))
@@ -343,8 +346,8 @@ def test_heads_at_any_strides_turn_as_in_transformers(layout, device):
             dtype, cos_dtype, sin_dtype = next(dtypes)
             make = functools.partial(torch.randn, device=device, dtype=dtype)
             q, k = (LAYOUTS[layout](make, batch, heads, tokens, size) for heads in (4, 2))
-            cos = torch.randn(of_cos, tokens + cos_gap, size, device=device).to(cos_dtype)[:, cos_gap:]
-            sin = torch.randn(of_sin, tokens + sin_gap, size, device=device).to(sin_dtype)[:, sin_gap:]
+            cos = torch.randn(of_cos, tokens + cos_gap, size // parts, device=device).to(cos_dtype)[:, cos_gap:]
+            sin = torch.randn(of_sin, tokens + sin_gap, size // parts, device=device).to(sin_dtype)[:, sin_gap:]
             for into in list(LAYOUTS)[:-1]:
                 outs = [LAYOUTS[into](make, *x.shape) for x in (q, k)]
                 bases = [out if out._base is None else out._base.fill_(7) for out in outs]
@@ -365,9 +368,12 @@ def test_outputs_may_be_parts_of_one_tensor(device):
         q_out, k_out = torch.zeros(4, 4, 4, 16, device=device).permute(*order, 3).chunk(2, dim=axis)
         q, k = torch.randn(2, *q_out.shape, device=device)
         cos, sin = torch.randn(2, len(q), *q.shape[2:], device=device)
-        family.apply_rotary_pos_emb(q, k, cos, sin, q_out, k_out)
-        for x, out in ((q, q_out), (k, k_out)):
-            torch.testing.assert_close(out, of_transformers(x, cos, sin).float(), rtol=1e-6, atol=4e-6)
+        for parts in (slice(None), slice(q.shape[-1] // 2)):
+            q_out.fill_(torch.nan), k_out.fill_(torch.nan)
+            angles = cos[..., parts], sin[..., parts]
+            family.apply_rotary_pos_emb(q, k, *angles, q_out, k_out)
+            for x, out in ((q, q_out), (k, k_out)):
+                torch.testing.assert_close(out, of_transformers(x, *angles).float(), rtol=1e-6, atol=4e-6)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3, 8), (1, 4, 0, 8), (3, 4, 0, 8), (2, 4, 3, 0), (2, 0, 3, 8)])
@@ -377,9 +383,23 @@ def test_no_elements_are_no_work(shape, device):
         q, k = torch.ones(shape, device=device), torch.ones(batch, kv_heads, tokens, size, device=device)
         cos = torch.full((of_angles, tokens, size), 2.0, device=device)
         q_out, k_out = torch.zeros_like(q), torch.zeros_like(k)
-        family.apply_rotary_pos_emb(q, k, cos, torch.zeros_like(cos), q_out, k_out)
-        assert torch.equal(q_out, 2 * q)
-        assert torch.equal(k_out, 2 * k)
+        for angles in (cos, cos[..., : size // 2]):
+            q_out.zero_(), k_out.zero_()
+            family.apply_rotary_pos_emb(q, k, angles, torch.zeros_like(angles), q_out, k_out)
+            assert torch.equal(q_out, 2 * q)
+            assert torch.equal(k_out, 2 * k)
+
+
+def test_one_angle_for_a_pair_gives_the_bits_of_two_alike(device):
+    """Rounded once, too: so the two kinds of angles are two ways to say one thing."""
+    for dtype, size in itertools.product(ROUNDED, (64, 6, 2)):
+        q, k = (torch.randn(2, heads, 5, size, device=device, dtype=dtype) for heads in (4, 2))
+        cos, sin = torch.randn(2, 2, 5, size // 2, device=device).to(dtype)
+        outs = [[torch.full_like(x, torch.nan) for x in (q, k)] for _ in range(2)]
+        family.apply_rotary_pos_emb(q, k, cos, sin, *outs[0])
+        family.apply_rotary_pos_emb(q, k, cos.repeat(1, 1, 2), sin.repeat(1, 1, 2), *outs[1])
+        assert torch.equal(outs[0][0], outs[1][0])
+        assert torch.equal(outs[0][1], outs[1][1])
 
 
 def apart(device, **changed):
@@ -401,6 +421,12 @@ APART = {
     "batch of cos": ({"cos": ones(2, 2, 8)}, "cos", "Size mismatch for shape#0.'batch'.: expected 3 but got 2"),
     "sequence of sin": ({"sin": ones(3, 3, 8)}, "sin", "Size mismatch for shape#1.'sequence'.: expected 2 but got 3"),
     "half of sin": ({"sin": ones(3, 2, 4)}, "sin", "Size mismatch for shape#2.'head_dim'.: expected 8 but got 4"),
+    "half of cos": ({"cos": ones(3, 2, 4)}, "sin", "Size mismatch for shape#2.'head_dim / 2'.: expected 4 but got 8"),
+    "less than half": (
+        {"cos": ones(3, 2, 3), "sin": ones(3, 2, 3)},
+        "cos",
+        "Size mismatch for shape#2.'head_dim'.: expected 8 but got 3",
+    ),
     "heads of q_out": ({"q_out": ones(3, 5, 2, 8)}, "q_out", "shape#1.'heads of q'.: expected 4 but got 5"),
     "heads of k_out": ({"k_out": ones(3, 4, 2, 8)}, "k_out", "shape#1.'heads of k'.: expected 1 but got 4"),
     "dtype of q": ({"q": ones(3, 4, 2, 8).double()}, "q", "DType mismatch"),
@@ -409,6 +435,11 @@ APART = {
     "dtype of sin": ({"sin": ones(3, 2, 8).long()}, "sin", "DType mismatch: expected one of .*float32"),
     "gaps in q": ({"q": ones(3, 4, 2, 16)[..., ::2]}, "q", "Size mismatch for stride#3: expected 1 but got 2"),
     "gaps in cos": ({"cos": ones(3, 2, 16)[..., ::2]}, "cos", "Size mismatch for stride#2: expected 1 but got 2"),
+    "odd, with half as many angles": (
+        {"q": ones(3, 4, 2, 7), "k": ones(3, 1, 2, 7), "cos": ones(3, 2, 3), "sin": ones(3, 2, 3)},
+        "cos",
+        "Size mismatch for shape#2.'head_dim'.: expected 7 but got 3",
+    ),
     "odd": (
         {"q": ones(3, 4, 2, 7), "k": ones(3, 1, 2, 7), "cos": ones(3, 2, 7), "sin": ones(3, 2, 7)}
         | {"q_out": ones(3, 4, 2, 7), "k_out": ones(3, 1, 2, 7)},
