@@ -72,7 +72,8 @@ class Experts:
         tokens, most = 1, min(_FEW, experts)
         while tokens == 1 or tokens * k <= most:  # the number of rows chooses the kernel of the sum
             ids = torch.arange(k, device=weight.device).repeat(tokens, 1)
-            compute(layer, weight.new_zeros(tokens, size), ids, weight.new_ones(tokens, k))
+            with torch.no_grad():
+                compute(layer, weight.new_zeros(tokens, size), ids, weight.new_ones(tokens, k))
             tokens *= 2
 
     def forward(self, layer: Any, _in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:

@@ -30,7 +30,7 @@ _SQRT_SOFTPLUS: Models = {"deepseek_v4": ((256, 6), (384, 6))}
 _GROUPS = {"deepseek_v3": {"num_expert_group": 8, "topk_group": 4}}
 
 # By the type of a model, the elements of a token, and of one inside of an expert: Qwen3-30B-A3B, Mixtral 8x7B, and both
-# of gpt-oss. Inside of the experts of another model there may be more: the kernel for these is built at its first call.
+# of gpt-oss.
 _SIZES = {"qwen3_moe": (2048, 768), "mixtral": (4096, 14336), "gpt_oss": (2880, 2880)}
 
 
@@ -108,10 +108,10 @@ def expert_matvec(model: ModelShape | None) -> Calls:
 
     The first may have a row for each token, here of two, as a kernel serves any number from there on.
     """
-    for model_type, (size, inside) in _SIZES.items():
-        if model is not None and model.model_type != model_type:
-            continue
-        hidden, dtype = (size, "bfloat16") if model is None else (model.hidden_size, model.dtype)
+    sizes, dtype = _SIZES, "bfloat16"
+    if model is not None:
+        sizes, dtype = {model.model_type: (model.hidden_size, model.expert_size)}, model.dtype
+    for model_type, (hidden, inside) in sizes.items() if model is None or model.expert_size else ():
         for of_ids, (n, m) in itertools.product(("int32", "int64"), ((hidden, 2 * inside), (inside, hidden))):
             strides = (m * n, 1, m) if model_type == "gpt_oss" else None
             for bias in (None, TensorSpec((8, m), dtype)) if model_type == "gpt_oss" else (None,):
