@@ -17,6 +17,7 @@ from sgljit_core.errors import SgljitError
 from sgljit_engines import Use
 from sgljit_engines.kernels import try_rows
 
+from . import attention
 from .adapter import ADAPTER
 from .seams import DTYPES, NO_RULE, NOT_TAKEN, Forward, GiveUp, Op, count_own, own_code
 from .trials import plain, tried
@@ -35,11 +36,13 @@ class Rotation:
         takes_parts: whether the function rotates the first elements of heads alone, where there are fewer angles: only
             the model knows whether there are.
         halves: whether it takes cosines and sines of half a head, one for each pair.
+        attention: the global name of the function by which its ``forward`` attends with sinks; "" if it does not.
     """
 
     name: str
     takes_parts: bool = False
     halves: bool = False
+    attention: str = ""
     op = "apply_rotary_pos_emb"
     family = "rope"
     needs = frozenset[str]()
@@ -88,7 +91,7 @@ def match(layer: nn.Module) -> Rotation | None:
     ((name, function),) = functions.items()
     for halves in (False, True):
         if _rotates(function, halves=halves):
-            return Rotation(name, _rotates(function, rotated=4, halves=halves), halves)
+            return Rotation(name, _rotates(function, rotated=4, halves=halves), halves, attention.match(layer))
     return None
 
 
@@ -123,7 +126,7 @@ def _rotates(function: Callable[..., Any], rotated: int = 8, halves: bool = Fals
             wanted = wide * wide_cos + turned * wide_sin
             wanted = torch.cat((wanted, x.double()[..., rotated:]), -1)
             tolerance = 4 * torch.finfo(dtype).eps * float(wanted.abs().max())
-            if result.dtype != dtype or result.shape != x.shape or result is x:
+            if not isinstance(result, torch.Tensor) or result.dtype != dtype or result.shape != x.shape or result is x:
                 return False
             if not ((result.double() - wanted).abs() <= tolerance).all():
                 return False
@@ -136,7 +139,10 @@ def _of_config(layer: nn.Module, name: str, default: int) -> int:
 
 
 def _rotating(op: Op, of: Rotation, own: Any, give_up: GiveUp, use: Use) -> Forward:
-    """A layer's ``forward`` that finds the op where it names its module's function. The module stays as it is."""
+    """A layer's ``forward`` that finds the op where it names its module's function. The module stays as it is.
+
+    If it attends with sinks, it finds what does so by fewer calls, too.
+    """
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
     name, of_an_angle = of.name, 2 if of.halves else 1
@@ -179,9 +185,10 @@ def _rotating(op: Op, of: Rotation, own: Any, give_up: GiveUp, use: Use) -> Forw
             return theirs(q, k, cos, sin, *others, **options)
         return ours(theirs, q, k, cos, sin)
 
-    code = FunctionType(
-        own.__code__, {**own.__globals__, name: rotate}, own.__name__, own.__defaults__, own.__closure__
-    )
+    names = {**own.__globals__, name: rotate}
+    if of.attention:
+        names[of.attention] = attention.attending(names[of.attention])
+    code = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
     code.__kwdefaults__ = own.__kwdefaults__
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

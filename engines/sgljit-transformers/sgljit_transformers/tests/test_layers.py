@@ -233,6 +233,10 @@ def queries_alone(q, k, cos, sin):
     return rotated(q, k, cos, sin)[0], k
 
 
+def keys_without_result(q, k, cos, sin):
+    return rotated(q, k, cos, sin)[0], None
+
+
 def wide(q, k, cos, sin):
     return rotated(q.float(), k.float(), cos, sin)
 
@@ -247,6 +251,7 @@ def wide(q, k, cos, sin):
         (lambda self, *heads: rotated_back_by_pairs(*heads), None),
         (lambda self, *heads: neighbours_by_pairs(*heads), None),
         (lambda self, *heads: queries_alone(*heads), None),
+        (lambda self, *heads: keys_without_result(*heads), None),
         (lambda self, *heads: wide(*heads), None),
         (lambda self, q, *others: rotate_half(q), None),
         (lambda self, *heads: (rotated if self.training else rotated_back)(*heads), None),  # who knows which of the two
