@@ -19,8 +19,9 @@ ADAPTER = Adapter(
             "clamped_swiglu": "the activation of gpt-oss's experts",
         },
         "moe": {
-            "expert_matvec": "the experts of few tokens",
+            "expert_matvec": "the experts of tokens",
             "moe_sum": "the sum of what a token's experts give",
+            "sort_by_expert": "the order of many tokens by expert",
             "topk_softmax": "the choice of experts by a softmax",
         },
         "rope": {"apply_rotary_pos_emb": "the rotation of queries and keys"},

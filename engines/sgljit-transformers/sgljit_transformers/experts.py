@@ -1,13 +1,14 @@
-"""Which layers compute routed experts, and how do the experts of few tokens run on ops?
+"""Which layers compute routed experts, and how do they run on ops?
 
 transformers sorts the rows of the tokens by expert for a grouped product, or copies the matrices of each row's expert:
 thirty launches, which take most of a layer's time in eager mode. For few rows four launches do: an op multiplies each
-row with the matrix of its expert where that lies, and another one adds what a token's experts give. With many rows a
-grouped product reads each matrix once, and the layer's own code runs.
+row with the matrix of its expert where that lies, and another one adds what a token's experts give. With many rows
+PyTorch's grouped product reads each matrix once, and ops do what stands around it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import nn
 from sgljit_core import ops
 from sgljit_core.errors import SgljitError
 from sgljit_engines import Use
+from sgljit_engines.kernels import try_rows
 
 from .adapter import ADAPTER
 from .mlps import ACTIVATIONS
@@ -53,7 +55,7 @@ class Experts:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"moe_sum", self.activation})
+        return frozenset({"moe_sum", "sort_by_expert", self.activation})
 
     def weight(self, layer: Any) -> torch.Tensor | None:
         return plain(layer.gate_up_proj)
@@ -69,20 +71,24 @@ class Experts:
         compute = self._computing()
         experts, size = weight.shape[0], weight.shape[1 if self.is_turned else 2]
         k = min(experts, _count(getattr(layer, "config", None)))
-        tokens, most = 1, min(_FEW, experts)
-        while tokens == 1 or tokens * k <= most:  # the number of rows chooses the kernel of the sum
+
+        def call(tokens: int) -> None:
             ids = torch.arange(k, device=weight.device).repeat(tokens, 1)
             with torch.no_grad():
                 compute(layer, weight.new_zeros(tokens, size), ids, weight.new_ones(tokens, k))
-            tokens *= 2
+
+        try_rows(call, k * size, weight.device.type)
+        with contextlib.suppress(*NO_RULE):  # PyTorch's product does not take all sizes
+            call(_FEW)
 
     def forward(self, layer: Any, _in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
-        return _few_rows(self._computing(), layer, give_up, use)
+        return _on_ops(self._computing(), layer, give_up, use)
 
     def _computing(self) -> Callable[..., torch.Tensor]:
         """The function that computes the layer by ops."""
-        matvec, add = ops["moe"].expert_matvec, ops["moe"].moe_sum
+        matvec, add, sort = ops["moe"].expert_matvec, ops["moe"].moe_sum, ops["moe"].sort_by_expert
         activate = getattr(ops["activation"], self.activation)
+        grouped_mm = torch.nn.functional.grouped_mm
         is_clamped, in_turns, is_turned = self.activation == _CLAMPED, self.in_turns, self.is_turned
 
         def compute(self: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -91,15 +97,30 @@ class Experts:
             if is_turned:
                 first, second = first.transpose(1, 2), second.transpose(1, 2)
             tokens, k = ids.shape
-            rows, (size, inner) = tokens * k, second.shape[1:]
-            both, activated, output = (x.new_empty(rows, count) for count in (2 * inner, inner, size))
-            ids = ids.contiguous()
-            matvec(x, first, ids, both, of_first)
+            rows, (experts, size, inner) = tokens * k, second.shape
+            ids, activated = ids.contiguous(), x.new_empty(rows, inner)
+            few = rows <= min(_FEW, experts)
+            if few:
+                both, output = x.new_empty(rows, 2 * inner), x.new_empty(rows, size)
+                matvec(x, first, ids, both, of_first)
+            else:
+                pairs, of_pairs, places = ids.new_empty(3, rows, dtype=torch.int32)
+                ends = ids.new_empty(experts, dtype=torch.int32)
+                sort(ids, pairs, of_pairs, places, ends)
+                both = grouped_mm(x[pairs // k], first.transpose(1, 2), offs=ends)
+                if of_first is not None:
+                    both += of_first[of_pairs]
             if is_clamped:
                 activate(both, activated, alpha=self.alpha, limit=self.limit, is_interleaved=in_turns)
             else:
                 activate(both, activated)
-            matvec(activated, second, ids.view(rows), output, of_second)
+            if few:
+                matvec(activated, second, ids.view(rows), output, of_second)
+            else:
+                output = grouped_mm(activated, second.transpose(1, 2), offs=ends)
+                if of_second is not None:
+                    output += of_second[of_pairs]
+                output = output[places]
             result = torch.empty_like(x)
             add(output.view(tokens, k, size), result, weights)
             return result
@@ -202,7 +223,7 @@ def _count(config: object) -> int:
     return next((number for number in numbers if isinstance(number, int)), 1)
 
 
-def _few_rows(compute: Callable[..., torch.Tensor], layer: Any, give_up: GiveUp, use: Use) -> Forward:
+def _on_ops(compute: Callable[..., torch.Tensor], layer: Any, give_up: GiveUp, use: Use) -> Forward:
     own, activation = type(layer).forward, type(getattr(layer, "act_fn", None))
     is_grad_enabled, plain, parameter = torch.is_grad_enabled, torch.Tensor, nn.Parameter
     is_compiling = torch.compiler.is_compiling
@@ -216,7 +237,7 @@ def _few_rows(compute: Callable[..., torch.Tensor], layer: Any, give_up: GiveUp,
             and x.dtype in DTYPES
             and weights.dtype in DTYPES
             and x.dim() == ids.dim() == 2
-            and 0 < ids.numel() <= min(_FEW, first.shape[0])
+            and ids.numel() > 0
             and type(getattr(self, "act_fn", None)) is activation  # the layer may have got another one since
             and not getattr(self, "_is_expert_parallel", False)  # then ids may be of other devices' experts
         ):

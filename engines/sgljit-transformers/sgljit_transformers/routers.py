@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,12 @@ def _agreeing(layer: nn.Module, candidates: set[Router], dtype: torch.dtype, k: 
     }
 
 
+def _chosen(run: Callable[..., Any], *args: Any) -> tuple[torch.Tensor, ...]:
+    """What is compared of a call: the gates of experts in place of their numbers, as of equal ones either may come."""
+    gates, scores, ids = run(*args)
+    return gates, scores, gates.gather(1, ids)
+
+
 def _choosing(op: Op, of: Router, layer: Any, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, parameter = torch.is_grad_enabled, torch.Tensor, nn.Parameter
     is_compiling, linear, int64 = torch.compiler.is_compiling, torch.nn.functional.linear, torch.int64
@@ -150,7 +157,7 @@ def _choosing(op: Op, of: Router, layer: Any, give_up: GiveUp, use: Use) -> Forw
         count_own(use)
         return theirs(self, x)
 
-    ours = ADAPTER.shadowed(use.op, seam, lose=functools.partial(give_up, None))
+    ours = ADAPTER.shadowed(use.op, seam, outcome=_chosen, lose=functools.partial(give_up, None))
 
     def forward(self: Any, hidden_states: torch.Tensor) -> Any:
         if is_grad_enabled() or self.training or is_compiling():

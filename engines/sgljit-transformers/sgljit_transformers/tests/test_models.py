@@ -12,7 +12,7 @@ import torch
 import sgljit_transformers
 from sgljit_core import ops
 
-from .tiny import MODELS, generate, mlps, model, norms, prompt, rotations
+from .tiny import MODELS, experts, generate, mlps, model, norms, prompt, rotations
 
 
 @pytest.fixture(params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -28,7 +28,7 @@ def test_logits_and_tokens_are_those_of_eager(name, device):
         expected, tokens = net(ids).logits, generate(net, ids)
         done = sgljit_transformers.enable(net)
         actual, generated = net(ids).logits, generate(net, ids)
-    assert done == {**dict.fromkeys(norms(net), op), **mlps(name), **rotations(name)}
+    assert done == {**dict.fromkeys(norms(net), op), **mlps(name), **rotations(name), **experts(name)}
     assert len(norms(net)) == number
     assert expected.std() > 0.1
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -128,7 +128,7 @@ def test_a_compiled_model_is_one_graph_with_ops_where_they_are_wanted(name, in_g
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     (graph,) = graphs
     ours = [node for node in graph.graph.nodes if "sgljit" in str(node.target)]
-    assert len(ours) == (len(layers) - len(rotations(name)) if in_graphs else 0)
+    assert len(ours) == (len(layers) - len(rotations(name)) - len(experts(name)) if in_graphs else 0)
 
 
 @pytest.mark.slow

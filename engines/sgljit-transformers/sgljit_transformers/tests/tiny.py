@@ -40,6 +40,12 @@ MODELS = {
         "rmsnorm",
         5,
     ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"head_dim": 16, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 48},
+        "rmsnorm",
+        9,
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         {
@@ -90,8 +96,8 @@ def prompt(device: str = "cpu") -> torch.Tensor:
 
 
 def mlps(name: str) -> dict[str, str]:
-    """The op of each of a model's gated MLPs: gpt-oss computes something else."""
-    if name == "gpt_oss":
+    """The op of each of a model's gated MLPs: some have none beside their experts."""
+    if name in ("gpt_oss", "qwen3_moe"):
         return {}
     second = "model.layers.1.mlp" + ".shared_experts" * (name == "deepseek_v3")
     return dict.fromkeys(("model.layers.0.mlp", second), "gelu_tanh_and_mul" if name == "gemma3" else "silu_and_mul")
@@ -101,6 +107,14 @@ def rotations(name: str) -> dict[str, str]:
     """The op of each attention: DeepSeek's has two kinds of rotation."""
     names = () if name == "deepseek_v3" else ("model.layers.0.self_attn", "model.layers.1.self_attn")
     return dict.fromkeys(names, "apply_rotary_pos_emb")
+
+
+def experts(name: str) -> dict[str, str]:
+    """The ops of routed experts and of their choice: DeepSeek's first layer is dense, and it chooses by a sigmoid."""
+    layers = {"gpt_oss": (0, 1), "qwen3_moe": (0, 1), "deepseek_v3": (1,)}.get(name, ())
+    router = {"gpt_oss": "router", "qwen3_moe": "gate"}.get(name)
+    found = {f"model.layers.{i}.mlp.experts": "expert_matvec" for i in layers}
+    return found | {f"model.layers.{i}.mlp.{router}": "topk_softmax" for i in layers if router}
 
 
 def norms(module: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -46,7 +46,8 @@ struct Apart {
       const auto sin_a = row.of_pairs(sgl::neox, sin, 0, 2), sin_b = row.of_pairs(sgl::neox, sin, 1, 2);
       return sgl::store(out = row.pairs(sgl::neox, EachTurned{}, values, cos_a, cos_b, sin_a, sin_b));
     } else {
-      const auto cosines = row.of_pairs(sgl::neox, cos), sines = row.of_pairs(sgl::neox, sin);
+      const auto cosines = row.of_pairs(sgl::neox, cos);
+      const auto sines = row.of_pairs(sgl::neox, sin);  // may be of another type
       return sgl::store(out = row.pairs(sgl::neox, sgl::Rotation{}, values, cosines, sines));
     }
   }
