@@ -194,8 +194,7 @@ def _dtype(file: Path, *configs: Mapping[str, Any]) -> str:
 
 # The names of transformers. Some differ in how they compute the same.
 _TANH = ("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh")
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu"}
-_ACTIVATIONS |= dict.fromkeys(_TANH, "gelu_tanh")
+_ACTIVATIONS = dict(dict.fromkeys(_TANH, "gelu_tanh"), silu="silu", swish="silu", gelu="gelu", gelu_python="gelu")
 
 
 def _mlp_sizes(file: Path, config: Mapping[str, Any], ranks: int) -> tuple[int, ...]:
@@ -209,8 +208,7 @@ def _mlp_sizes(file: Path, config: Mapping[str, Any], ranks: int) -> tuple[int, 
 
 
 def _integer(file: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
+    value = default if config.get(key) is None else config[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < (0 if default == 0 else 1):
         wanted = "an integer that is not negative" if default == 0 else "a positive integer"
         raise ModelConfigError(f"{file}: {key} must be {wanted}; got {value!r}")
@@ -222,8 +220,6 @@ def _shared(heads: int, kv_heads: int, ranks: int, is_latent: bool) -> tuple[int
     if ranks < 1 or heads % ranks:
         rule = "their number must be a multiple of that of the ranks"
         raise ModelConfigError(f"{ranks} ranks cannot share {heads} attention heads: {rule}")
-    if is_latent:
-        return heads // ranks, kv_heads
-    if kv_heads % ranks and ranks % kv_heads:
+    if not is_latent and kv_heads % ranks and ranks % kv_heads:
         raise ModelConfigError(f"{ranks} ranks cannot share {kv_heads} heads of keys and values evenly")
-    return heads // ranks, max(1, kv_heads // ranks)
+    return heads // ranks, kv_heads if is_latent else max(1, kv_heads // ranks)

@@ -19,6 +19,7 @@ from .seams import DTYPES, NO_RULE, Forward
 
 __all__ = ["attending", "match"]
 
+# The parameters of such a function, before those of other options.
 _TAKES = ("module", "query", "key", "value", "attention_mask", "scaling", "dropout")
 # Options that a model hands on, and of which the result does not depend: each is tried.
 _OPTIONS = {
@@ -35,14 +36,12 @@ def match(layer: nn.Module) -> str:
     if not isinstance(forward, FunctionType) or not isinstance(sinks, nn.Parameter) or sinks.dim() != 1:
         return ""
     named = {name: forward.__globals__.get(name) for name in forward.__code__.co_names}
-    found = [name for name, one in named.items() if isinstance(one, FunctionType) and _takes(one)]
+    found = [
+        name
+        for name, one in named.items()
+        if isinstance(one, FunctionType) and tuple(inspect.signature(one).parameters)[:-1] == _TAKES
+    ]
     return found[0] if len(found) == 1 and _attends(named[found[0]]) else ""
-
-
-def _takes(function: FunctionType) -> bool:
-    parameters = list(inspect.signature(function).parameters.values())
-    is_open = bool(parameters) and parameters.pop().kind is inspect.Parameter.VAR_KEYWORD
-    return is_open and tuple(parameter.name for parameter in parameters) == _TAKES
 
 
 def _attends(function: Any) -> bool:
@@ -129,7 +128,6 @@ def attending(theirs: Forward) -> Forward:
                     mask = query.new_zeros(()).expand(1, 1, tokens, length)
                 if (
                     key.shape == (batch, kv_heads, length, size)
-                    and len(value) == batch
                     and heads == kv_heads * module.num_key_value_groups
                     and sinks.shape == (heads,)
                     and mask.dtype is query.dtype

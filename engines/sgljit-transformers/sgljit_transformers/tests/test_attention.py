@@ -108,6 +108,10 @@ class Other(torch.Tensor):
         {"attention_mask": torch.zeros(2, 1, 1, 5)},
         {"attention_mask": torch.zeros(3, 5)},
         {"key": some(1, 2, 5, 8)},
+        {"key": some(2, 1, 10, 8)},
+        {"value": some(1, 2, 5, 8)},
+        {name: some(2, heads, 3, 8).double() for name, heads in (("query", 4), ("key", 2), ("value", 2))}
+        | {"attention_mask": None, "module": SimpleNamespace(sinks=some(4).double(), num_key_value_groups=2)},
         {"query": some(4, 3, 8)},
         {"dropout": 0.1},
         {"scaling": torch.tensor(0.3)},
