@@ -130,9 +130,8 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         taken = ": its norms are taken for RMSNorm over the hidden size. Norms of queries and keys, and of 1 + weight,"
         said = taken if rms_norm else ", and has no rms_norm_eps: its norms"
         notes.append(f"the model type {model_type!r} is not known{said} are not covered")
-    heads = _integer(file, text, "num_attention_heads")
+    heads, hidden = (_integer(file, text, key) for key in ("num_attention_heads", "hidden_size"))
     kv_heads = _integer(file, text, "num_key_value_heads", heads)
-    hidden = _integer(file, text, "hidden_size")
     head_dim = _integer(file, text, "head_dim", hidden // heads or None)
     rope = text.get("rope_parameters")
     share = text.get("partial_rotary_factor", rope.get("partial_rotary_factor") if isinstance(rope, dict) else None)
@@ -180,15 +179,12 @@ def _read(file: Path) -> dict[str, Any]:
     return config
 
 
-_DTYPES = ("bfloat16", "float16", "float32")
-
-
 def _dtype(file: Path, *configs: Mapping[str, Any]) -> str:
     """The first dtype that one of some configs says."""
     found = next(filter(None, (config.get(key) for config in configs for key in ("dtype", "torch_dtype"))), None)
     name = str(found).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise ModelConfigError(f"{file}: its dtype is {found}; name one with --dtype, of {', '.join(_DTYPES)}")
+    if name not in (names := ("bfloat16", "float16", "float32")):
+        raise ModelConfigError(f"{file}: its dtype is {found}; name one with --dtype, of {', '.join(names)}")
     return name
 
 

@@ -9,6 +9,7 @@ calls counts.
 from __future__ import annotations
 
 import inspect
+import math
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -134,11 +135,14 @@ def attending(theirs: Forward) -> Forward:
                     and mask.shape in ((batch, 1, tokens, length), (1, 1, tokens, length))
                 ):
                     of_sinks = sinks.view(1, heads, 1, 1).expand(batch, heads, tokens, 1)
-                    scores = cat((mask.expand(batch, heads, tokens, length), of_sinks), -1)
+                    parts = [mask.expand(batch, heads, tokens, length), of_sinks]
+                    if tokens > 1 and (rest := -(length + 1) % 8):  # rows of a product begin at 16 bytes then
+                        parts.append(query.new_full((), -math.inf).expand(batch, heads, tokens, rest))
+                    scores = cat(parts, -1)
                     # The query heads of a group are neighbours: as rows of one matrix they share keys and values.
                     count, rows = batch * kv_heads, heads // kv_heads * tokens
                     queries, keys = query.reshape(count, rows, size), key.reshape(count, length, size).mT
-                    scores = scores.view(count, rows, length + 1)
+                    scores = scores.view(count, rows, -1)
                     scores.narrow(2, 0, length).baddbmm_(queries, keys, alpha=scaling)
                     weights = scores.softmax(-1).narrow(2, 0, length)
                     result = bmm(weights, value.reshape(count, length, value_size))

@@ -109,11 +109,13 @@ def _agreeing(layer: nn.Module, candidates: set[Router], dtype: torch.dtype, k: 
         return set()
     scores = gates.double().softmax(-1).gather(1, ids)
     wanted = {False: scores, True: scores / scores.sum(-1, keepdim=True)}
+    # The difference of two gates is rounded before its exponential.
+    tolerance = 4 * torch.finfo(weights.dtype).eps + 64 * torch.finfo(torch.float32).eps
     return {
         one
         for one in candidates
         if weights.dtype == (torch.float32 if one.is_wide else dtype)
-        and torch.allclose(weights.double(), wanted[one.renormalize], rtol=4 * torch.finfo(weights.dtype).eps, atol=0)
+        and torch.allclose(weights.double(), wanted[one.renormalize], rtol=tolerance, atol=0)
     }
 
 

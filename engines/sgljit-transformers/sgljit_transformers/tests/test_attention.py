@@ -121,7 +121,7 @@ class Other(torch.Tensor):
         {"module": SimpleNamespace(sinks=some(4, 1), num_key_value_groups=2)},
         {"module": SimpleNamespace(sinks=some(4), num_key_value_groups=1)},
     ],
-    ids=lambda changed: ", ".join(f"{name} {getattr(x, 'shape', x)}"[:40] for name, x in changed.items()),
+    ids=", ".join,  # the numbers are others in each process
 )
 def test_what_it_does_not_take_is_the_models_own(changed):
     seen = []
@@ -135,6 +135,7 @@ def test_what_it_does_not_take_is_the_models_own(changed):
     assert options == {name: given[name] for name in given if name not in names}
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_under_vmap_it_computes_the_same():
     module = SimpleNamespace(sinks=some(4), num_key_value_groups=2, training=False)
     own = type(model("gpt_oss").model.layers[0].self_attn).forward.__globals__["eager_attention_forward"]
