@@ -48,7 +48,7 @@ def artifacts(cache: Path) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt_oss", "qwen3_moe"])
 def test_a_prepared_model_generates_with_compiling_forbidden(name, device, tmp_path):
     settings = config(name)
     settings.architectures = None
@@ -60,7 +60,8 @@ def test_a_prepared_model_generates_with_compiling_forbidden(name, device, tmp_p
     python("-c", script, model, device, "free", cache=tmp_path / "cold")
     prepared, cold = artifacts(tmp_path / "prepared"), artifacts(tmp_path / "cold")
     assert cold <= prepared
-    assert device == "cuda" or cold == prepared  # on a GPU many tokens have kernels of their own
+    # On a GPU many tokens have kernels of their own; of experts `prepare` also builds those for ids of int32.
+    assert device == "cuda" or name in ("gpt_oss", "qwen3_moe") or cold == prepared
 
 
 _COMMON = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
