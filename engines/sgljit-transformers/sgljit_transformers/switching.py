@@ -86,8 +86,8 @@ def enable(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> dic
             "norm,-norm.gemma_rmsnorm". An op is used if both allow it. A family of which nothing is used is not
             imported.
         in_graphs: keep the ops in graphs of ``torch.compile``, too. By default a layer is its own code there: the
-            compiler fuses it with what is around it, and an op that stands alone costs more than it saves. Rotations
-            are always the model's own there.
+            compiler fuses it with what is around it, and an op that stands alone costs more than it saves. Rotations,
+            experts and routers are always the model's own there.
 
     Returns:
         The op of each replaced layer, by the layer's name. Empty if nothing was done; a log line says why.
