@@ -94,7 +94,7 @@ def _wanted(
 
 
 def attending(theirs: Forward) -> Forward:
-    """What computes the same as a function that ``match`` has found, and calls that for what it does not take.
+    """A function that computes the same as one that ``match`` has found, and calls that for what it does not take.
 
     It is for a layer in inference alone. Scores of all tokens and sinks lie side by side in one tensor, which begins
     as the mask: the product of queries and keys is added to it in place.

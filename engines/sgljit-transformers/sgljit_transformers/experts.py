@@ -190,7 +190,7 @@ class _Numbers:
         self.ids = torch.rand(tokens, experts, generator=generator).topk(k).indices
 
     def result(self, layer: nn.Module) -> torch.Tensor | None:
-        """What the layer's own code gives for them."""
+        """The result of the layer's own code for them."""
         bare: Any = without_parts(layer).eval()
         for name, parameter in self.parameters.items():
             turned = parameter.transpose(1, 2).contiguous() if self.is_turned and parameter.dim() == 3 else parameter

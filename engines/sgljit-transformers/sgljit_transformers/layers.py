@@ -22,7 +22,7 @@ __all__ = ["Computation", "match"]
 
 
 class Computation(Protocol):
-    """What layers compute, and an op that computes it. Equal ones may share a ``forward``."""
+    """A formula that layers compute, and an op that computes it. Equal ones may share a ``forward``."""
 
     @property
     def op(self) -> str:
@@ -40,7 +40,7 @@ class Computation(Protocol):
         """The weight that says where a layer is, and which kernel it needs; None where it has no plain one."""
 
     def kind(self, layer: Any) -> tuple[object, ...]:
-        """What the kernel depends on beside the dtype and the device: one serves all layers that have it in common."""
+        """The sizes that the kernel depends on, beside the dtype and the device: layers that have them share one."""
 
     def attempt(self, layer: Any) -> None:
         """Call the op for a layer's size, dtype and device: what must be built for these is built now.

@@ -84,7 +84,7 @@ def match(layer: nn.Module) -> Router | None:
 
 
 def _agreeing(layer: nn.Module, candidates: set[Router], dtype: torch.dtype, k: int) -> set[Router]:
-    """Those whose formula, in float64, gives the results of the layer's own code."""
+    """The candidates whose formula, in float64, gives the results of the layer's own code."""
     generator = torch.Generator().manual_seed(0)
     bare: Any = without_parts(layer).eval()
     for name, parameter in layer.named_parameters():
@@ -120,7 +120,7 @@ def _agreeing(layer: nn.Module, candidates: set[Router], dtype: torch.dtype, k: 
 
 
 def _chosen(run: Callable[..., Any], *args: Any) -> tuple[torch.Tensor, ...]:
-    """What is compared of a call: the gates of experts in place of their numbers, as of equal ones either may come."""
+    """The result of a call for a comparison: the gates of the chosen, as either of two equal ones may be chosen."""
     gates, scores, ids = run(*args)
     return gates, scores, gates.gather(1, ids)
 
