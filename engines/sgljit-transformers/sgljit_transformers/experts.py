@@ -8,7 +8,6 @@ PyTorch's grouped product reads each matrix once, and ops do what stands around 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,12 +73,16 @@ class Experts:
 
         def call(tokens: int) -> None:
             ids = torch.arange(k, device=weight.device).repeat(tokens, 1)
-            with torch.no_grad():
-                compute(layer, weight.new_zeros(tokens, size), ids, weight.new_ones(tokens, k))
+            try:
+                with torch.no_grad():
+                    compute(layer, weight.new_zeros(tokens, size), ids, weight.new_ones(tokens, k))
+            except (SgljitError, torch.OutOfMemoryError):
+                raise
+            except NO_RULE:  # PyTorch's product does not take all sizes and dtypes
+                pass
 
         try_rows(call, k * size, weight.device.type)
-        with contextlib.suppress(*NO_RULE):  # PyTorch's product does not take all sizes
-            call(_FEW)
+        call(_FEW + 1)
 
     def forward(self, layer: Any, _in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
         return _on_ops(self._computing(), layer, give_up, use)

@@ -218,6 +218,22 @@ def test_what_the_ops_do_not_take_is_the_layers_own_code(change):
     assert torch.equal(got, wanted) if isinstance(wanted, torch.Tensor) else got == wanted
 
 
+def test_sizes_that_the_grouped_product_refuses_leave_many_tokens_to_the_layers_own_code(device, monkeypatch):
+    def refuse(*_args, **_options):
+        raise RuntimeError("strides should be multiple of 16 bytes")
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", refuse)
+    layer = OfExperts(SILU, size=30, inner=7).to(device).requires_grad_(False).eval()
+    with torch.no_grad(), sgljit_transformers.enabled(layer):
+        for tokens, is_own in ((2, False), (9, True)):
+            arguments = numbers(layer, tokens, 3, torch.float32, device)
+            before = use_of("expert_matvec").own_calls
+            torch.testing.assert_close(
+                layer(*arguments).cpu().double(), expected(layer, *arguments), rtol=1e-4, atol=1e-5
+            )
+            assert use_of("expert_matvec").own_calls == before + is_own
+
+
 def test_experts_that_got_another_activation_or_limit_compute_that():
     layer = OfExperts(SILU).requires_grad_(False).eval()
     clamped = Clamped().requires_grad_(False).eval()
