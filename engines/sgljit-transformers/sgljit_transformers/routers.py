@@ -75,10 +75,12 @@ def match(layer: nn.Module) -> Router | None:
         return None
     if weight.dim() != 2 or not weight.dtype.is_floating_point or not 0 < k <= min(_MOST, weight.shape[0]):
         return None
+    # The weights of all experts have the sum 1 anyway, but a layer may get a lower `top_k` while it is enabled.
+    k = min(k, max(1, len(weight) - 1))
     candidates = {Router(renormalize, is_wide) for renormalize in (False, True) for is_wide in (False, True)}
     for dtype in (torch.float32, torch.bfloat16):
         candidates &= _agreeing(layer, candidates, dtype, k)
-    if len(candidates) == 2 and k == weight.shape[0]:  # all experts: their weights have the sum 1 anyway
+    if len(candidates) == 2 and len(weight) == 1:  # one expert: its weight is 1 anyway
         candidates = {one for one in candidates if one.renormalize}
     return candidates.pop() if len(candidates) == 1 else None
 
@@ -87,6 +89,7 @@ def _agreeing(layer: nn.Module, candidates: set[Router], dtype: torch.dtype, k: 
     """The candidates whose formula, in float64, gives the results of the layer's own code."""
     generator = torch.Generator().manual_seed(0)
     bare: Any = without_parts(layer).eval()
+    bare.top_k = k
     for name, parameter in layer.named_parameters():
         numbers = torch.randn(parameter.shape, generator=generator)
         setattr(bare, name, nn.Parameter(numbers.to(dtype), requires_grad=False))
@@ -94,11 +97,12 @@ def _agreeing(layer: nn.Module, candidates: set[Router], dtype: torch.dtype, k: 
     try:
         with torch.no_grad():
             gates, weights, ids = type(bare).forward(bare, x.clone())
+            parameters = {name: parameter.double() for name, parameter in bare.named_parameters()}
+            wide = torch.nn.functional.linear(x.double(), **parameters)
     except Exception:  # noqa: BLE001 - the code of a stranger's layer: whatever it cannot do, it is not replaced
         return set()
     if not all(isinstance(one, torch.Tensor) for one in (gates, weights, ids)):
         return set()
-    wide = torch.nn.functional.linear(x.double(), *(parameter.double() for parameter in bare.parameters()))
     tolerance = 4 * torch.finfo(dtype).eps * float(wide.abs().max())
     if gates.dtype != dtype or gates.shape != wide.shape or ((gates.double() - wide).abs() > tolerance).any():
         return set()

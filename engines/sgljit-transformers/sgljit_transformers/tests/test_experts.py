@@ -317,6 +317,27 @@ class Pair(Choice):
         return super().forward(hidden_states)[1:]
 
 
+class Shifted(Choice):
+    """Its bias is for its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(32))
+
+    def forward(self, hidden_states):
+        gates = nn.functional.linear(hidden_states + self.bias, self.weight)
+        weights, ids = self.scores(gates).topk(self.top_k, dim=-1)
+        return gates, weights, ids
+
+
+class BiasFirst(Choice):
+    def __init__(self):
+        super().__init__(bias=True)
+        weight = self.weight
+        del self.weight
+        self.weight = weight
+
+
 @pytest.mark.parametrize(
     ("layer", "found"),
     [
@@ -325,8 +346,11 @@ class Pair(Choice):
         (OfTheChosen(bias=True), Router(renormalize=True, is_wide=False)),
         (InFloat32(), Router(renormalize=False, is_wide=True)),
         (OfTheChosen(k=16), Router(renormalize=True, is_wide=False)),
+        (Choice(k=16), Router(renormalize=False, is_wide=False)),
+        (Choice(k=1, experts=1), Router(renormalize=True, is_wide=False)),
+        (BiasFirst(), Router(renormalize=False, is_wide=False)),
         (Choice(k=40, experts=64), None),
-        *((cls(), None) for cls in (Sigmoid, Worst, Scaled, Pair)),
+        *((cls(), None) for cls in (Sigmoid, Worst, Scaled, Pair, Shifted)),
     ],
     ids=str,
 )
@@ -347,6 +371,16 @@ def test_the_choice_of_experts_is_the_models(make, dtype, device):
     assert torch.equal(results[0], gates)
     assert torch.equal(gates.gather(1, results[2]), gates.gather(1, ids)), "of equal gates either may be chosen"
     torch.testing.assert_close(results[1], weights, rtol=2 * torch.finfo(weights.dtype).eps + 1e-5, atol=0)
+
+
+@pytest.mark.parametrize("cls", [Choice, OfTheChosen])
+def test_a_router_of_all_experts_that_gets_a_lower_top_k_computes_by_that(cls):
+    layer = cls(k=16).requires_grad_(False).eval()
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), sgljit_transformers.enabled(layer):
+        layer.top_k = 3
+        for got, wanted in zip(layer(x), cls.forward(layer, x), strict=True):
+            torch.testing.assert_close(got, wanted)
 
 
 def test_a_router_whose_setting_changed_computes_by_that():
