@@ -103,6 +103,11 @@ class TakesMore(OfExperts):
         return super().forward(hidden_states, ids, weights) * scale
 
 
+class Limited(OfExperts):
+    def gated(self, both):
+        return super().gated(both.clamp(-100, 100))
+
+
 class WithScale(OfExperts):
     def __init__(self, act_fn=None):
         super().__init__(act_fn)
@@ -125,7 +130,7 @@ SILU, GELU, TANH = nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh")
         (OfExperts(nn.ReLU()), None),
         *(
             (cls(SILU), None)
-            for cls in (Swapped, Unweighted, WeightsFirst, Renormalised, Residual, TakesMore, WithScale)
+            for cls in (Swapped, Unweighted, WeightsFirst, Renormalised, Residual, TakesMore, WithScale, Limited)
         ),
         (Wide(SILU).bfloat16(), None),
     ],
