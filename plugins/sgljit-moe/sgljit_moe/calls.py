@@ -73,16 +73,24 @@ def moe_sum(model: ModelShape | None) -> Calls:
 
 
 def _experts_of_a_token(model: ModelShape | None) -> list[int]:
-    """As models of the type have it; 8, as most have, without a model or for another type."""
+    """As models of the type have it; 8, as most have, without a model or for another type; none for a dense model."""
+    if not _has_experts(model):
+        return []
     known = (
         [] if model is None else [models.get(model.model_type, ()) for models in (_SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS)]
     )
     return sorted({k for pairs in known for _, k in pairs}) or [8]
 
 
+def _has_experts(model: ModelShape | None) -> bool:
+    """Whether a model has routed experts, by its sizes or by its type; true without a model."""
+    return model is None or bool(model.expert_size) or model.model_type in {**_SOFTMAX, **_SIGMOID, **_SQRT_SOFTPLUS}
+
+
 def moe_align_block_size(model: ModelShape | None) -> Calls:
     """One block and a cluster. A kernel serves any number of experts, and any size of blocks."""
-    del model
+    if not _has_experts(model):
+        return
     yield {
         "topk_ids": TensorSpec((TOKENS, 8), "int32"),
         "num_experts": 256,
@@ -95,7 +103,7 @@ def moe_align_block_size(model: ModelShape | None) -> Calls:
 
 def sort_by_expert(model: ModelShape | None) -> Calls:
     """The kernels of few pairs and of many, for models with experts."""
-    if model is not None and model.model_type not in {**_SOFTMAX, **_SIGMOID, **_SQRT_SOFTPLUS}:
+    if not _has_experts(model):
         return
     for dtype in ("int32", "int64"):
         pairs = TensorSpec((TOKENS,), "int32")
