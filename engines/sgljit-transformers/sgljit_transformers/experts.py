@@ -23,8 +23,8 @@ from sgljit_engines.kernels import try_rows
 
 from .adapter import ADAPTER
 from .mlps import ACTIVATIONS
-from .seams import DTYPES, NO_RULE, NOT_TAKEN, Forward, GiveUp, count_own, own_code
-from .trials import plain, takes, tried, without_parts
+from .seams import DTYPES, NO_RULE, Forward, GiveUp, by_ops, count_own, own_code
+from .trials import of_config, plain, takes, tried, without_parts
 
 __all__ = ["Experts", "match"]
 
@@ -69,7 +69,7 @@ class Experts:
             return
         compute = self._computing()
         experts, size = weight.shape[0], weight.shape[1 if self.is_turned else 2]
-        k = min(experts, _count(getattr(layer, "config", None)))
+        k = min(experts, of_config(layer, "num_experts_per_tok", 1))
 
         def call(tokens: int) -> None:
             ids = torch.arange(k, device=weight.device).repeat(tokens, 1)
@@ -221,12 +221,6 @@ class _Numbers:
         return bool(((own.double() - wanted).abs() <= tolerance).all())
 
 
-def _count(config: object) -> int:
-    """The experts of a token, by the names that models have for their number."""
-    numbers = (getattr(config, name, None) for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk"))
-    return next((number for number in numbers if isinstance(number, int)), 1)
-
-
 def _on_ops(compute: Callable[..., torch.Tensor], layer: Any, give_up: GiveUp, use: Use) -> Forward:
     own, activation = type(layer).forward, type(getattr(layer, "act_fn", None))
     is_grad_enabled, plain, parameter = torch.is_grad_enabled, torch.Tensor, nn.Parameter
@@ -245,19 +239,11 @@ def _on_ops(compute: Callable[..., torch.Tensor], layer: Any, give_up: GiveUp, u
             and type(getattr(self, "act_fn", None)) is activation  # the layer may have got another one since
             and not getattr(self, "_is_expert_parallel", False)  # then ids may be of other devices' experts
         ):
-            try:
-                result = compute(self, x, ids, weights)
-            except NOT_TAKEN:
-                pass
-            except (SgljitError, OSError) as error:
-                give_up(self, use.op, error)
-            except NO_RULE:
-                pass
-            else:
-                use.calls += 1
-                return result
-        count_own(use)
-        return theirs(self, x, ids, weights)
+            result = by_ops(give_up, use, self, compute, self, x, ids, weights)
+        else:
+            result = None
+            count_own(use)
+        return theirs(self, x, ids, weights) if result is None else result
 
     ours = ADAPTER.shadowed(use.op, seam, lose=functools.partial(give_up, None))
 

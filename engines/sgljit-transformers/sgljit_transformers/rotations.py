@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from sgljit_core import ops
-from sgljit_core.errors import SgljitError
 from sgljit_engines import Use
 from sgljit_engines.kernels import try_rows
 
 from . import attention
 from .adapter import ADAPTER
-from .seams import DTYPES, NO_RULE, NOT_TAKEN, Forward, GiveUp, Op, count_own, own_code
-from .trials import plain, tried
+from .seams import DTYPES, Forward, GiveUp, Op, by_ops, count_own, own_code
+from .trials import of_config, plain, tried
 
 __all__ = ["Rotation", "match"]
 
@@ -58,8 +57,8 @@ class Rotation:
         if weight is None or not size or not weight.dtype.is_floating_point:
             return
         op = getattr(ops[self.family], self.op)
-        queries = _of_config(layer, "num_attention_heads", 2)
-        heads = queries, _of_config(layer, "num_key_value_heads", queries)
+        queries = of_config(layer, "num_attention_heads", 2)
+        heads = queries, of_config(layer, "num_key_value_heads", queries)
 
         def rotate(tokens: int) -> None:
             angles = weight.new_ones(1, tokens, size // 2 if self.halves else size)
@@ -133,11 +132,6 @@ def _rotates(function: Callable[..., Any], rotated: int = 8, halves: bool = Fals
     return True
 
 
-def _of_config(layer: nn.Module, name: str, default: int) -> int:
-    found = getattr(getattr(layer, "config", None), name, None)
-    return found if isinstance(found, int) else default
-
-
 def _rotating(op: Op, of: Rotation, own: Any, give_up: GiveUp, use: Use) -> Forward:
     """A layer's ``forward`` that finds the op where it names its module's function. The module stays as it is.
 
@@ -150,6 +144,14 @@ def _rotating(op: Op, of: Rotation, own: Any, give_up: GiveUp, use: Use) -> Forw
     def theirs(*args: Any, **kwargs: Any) -> Any:
         return own.__globals__[name](*args, **kwargs)
 
+    def compute(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch, _, tokens, _ = q.shape
+        if tokens > 1 and batch > len(cos) == len(sin) == 1:  # else a launch for each sequence
+            cos, sin = (x.expand(batch, -1, -1).contiguous() for x in (cos, sin))
+        results = empty_like(q), empty_like(k)
+        op(q, k, cos, sin, *results)
+        return results
+
     def seam(theirs: Forward, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
         if (
             type(q) is type(k) is type(cos) is type(sin) is plain
@@ -157,25 +159,11 @@ def _rotating(op: Op, of: Rotation, own: Any, give_up: GiveUp, use: Use) -> Forw
             and q.dtype in DTYPES
             and q.shape[-1] == cos.shape[-1] * of_an_angle  # a function may rotate a part of each head
         ):
-            try:
-                batch, _, tokens, _ = q.shape
-                if tokens > 1 and batch > len(cos) == len(sin) == 1:  # else a launch for each sequence
-                    angles = [x.expand(batch, -1, -1).contiguous() for x in (cos, sin)]
-                else:
-                    angles = [cos, sin]
-                rotated = empty_like(q), empty_like(k)
-                op(q, k, *angles, *rotated)
-            except NOT_TAKEN:
-                pass
-            except (SgljitError, OSError) as error:
-                give_up(None, op.__name__, error)
-            except NO_RULE:
-                pass
-            else:
-                use.calls += 1
-                return rotated
-        count_own(use)
-        return theirs(q, k, cos, sin)
+            result = by_ops(give_up, use, None, compute, q, k, cos, sin)
+        else:
+            result = None
+            count_own(use)
+        return theirs(q, k, cos, sin) if result is None else result
 
     ours = ADAPTER.shadowed(op.__name__, seam, lose=functools.partial(give_up, None))
 

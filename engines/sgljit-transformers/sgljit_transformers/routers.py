@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from sgljit_core import ops
-from sgljit_core.errors import SgljitError
 from sgljit_engines import Use
 from sgljit_engines.kernels import try_rows
 
 from .adapter import ADAPTER
-from .seams import DTYPES, NO_RULE, NOT_TAKEN, Forward, GiveUp, Op, count_own, own_code
+from .seams import DTYPES, Forward, GiveUp, Op, by_ops, count_own, own_code
 from .trials import plain, takes, tried, without_parts
 
 __all__ = ["Router", "match"]
@@ -135,6 +134,13 @@ def _choosing(op: Op, of: Router, layer: Any, give_up: GiveUp, use: Use) -> Forw
     own, setting, renormalize = type(layer).forward, getattr(layer, _RENORMALIZES, None), of.renormalize
     dtype_of_all = torch.float32 if of.is_wide else None
 
+    def compute(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gates = linear(x, self.weight, getattr(self, "bias", None))
+        size = len(gates), self.top_k
+        scores, ids = gates.new_empty(size, dtype=dtype_of_all), gates.new_empty(size, dtype=int64)
+        op(scores, ids, gates, renormalize)
+        return gates, scores, ids
+
     def seam(theirs: Forward, self: Any, x: torch.Tensor) -> Any:
         weight = self.weight
         if (
@@ -145,23 +151,11 @@ def _choosing(op: Op, of: Router, layer: Any, give_up: GiveUp, use: Use) -> Forw
             and x.dim() == 2
             and getattr(self, _RENORMALIZES, None) == setting
         ):
-            try:
-                gates = linear(x, weight, getattr(self, "bias", None))
-                size = len(gates), self.top_k
-                scores = gates.new_empty(size, dtype=dtype_of_all)
-                ids = gates.new_empty(size, dtype=int64)
-                op(scores, ids, gates, renormalize)
-            except NOT_TAKEN:
-                pass
-            except (SgljitError, OSError) as error:
-                give_up(self, use.op, error)
-            except NO_RULE:
-                pass
-            else:
-                use.calls += 1
-                return gates, scores, ids
-        count_own(use)
-        return theirs(self, x)
+            result = by_ops(give_up, use, self, compute, self, x)
+        else:
+            result = None
+            count_own(use)
+        return theirs(self, x) if result is None else result
 
     ours = ADAPTER.shadowed(use.op, seam, outcome=_chosen, lose=functools.partial(give_up, None))
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from sgljit_core.errors import InferenceOnlyError, TensorMatchError
+from sgljit_core.errors import InferenceOnlyError, SgljitError, TensorMatchError
 from sgljit_engines import Use
 
 from .adapter import ADAPTER
 
-__all__ = ["DTYPES", "NOT_TAKEN", "NO_RULE", "Forward", "GiveUp", "Op", "count_own", "own_code"]
+__all__ = ["DTYPES", "NOT_TAKEN", "NO_RULE", "Forward", "GiveUp", "Op", "by_ops", "count_own", "own_code"]
 
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 NOT_TAKEN = (TensorMatchError, InferenceOnlyError, IndexError)  # an op does not take such a tensor
@@ -43,6 +43,23 @@ def own_code(layer: nn.Module, use: Use, *args: Any, **kwargs: Any) -> Any:
         if not layer.training and torch.is_grad_enabled():
             ADAPTER.say_once(logging.WARNING, "engine_gradients", _GRADIENTS)
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def by_ops(give_up: GiveUp, use: Use, layer: nn.Module | None, compute: Callable[..., Any], *args: Any) -> Any:
+    """The result of ``compute(*args)``, which calls ops; None where the layer's own code must run. It counts either."""
+    try:
+        result = compute(*args)
+    except NOT_TAKEN:
+        pass
+    except (SgljitError, OSError) as error:
+        give_up(layer, use.op, error)
+    except NO_RULE:
+        pass
+    else:
+        use.calls += 1
+        return result
+    count_own(use)
+    return None
 
 
 def count_own(use: Use) -> None:

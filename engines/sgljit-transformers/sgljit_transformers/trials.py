@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["StandIn", "plain", "takes", "tried", "without_parts"]
+__all__ = ["StandIn", "of_config", "plain", "takes", "tried", "without_parts"]
 
 
 def plain(weight: Any) -> torch.Tensor | None:
@@ -21,6 +21,12 @@ def plain(weight: Any) -> torch.Tensor | None:
 def tried(weight: torch.Tensor | None) -> torch.Tensor | None:
     """A weight for which an op is called before the model calls it; None where its kernel is found at that call."""
     return weight if weight is not None and weight.device.type in ("cpu", "cuda") else None
+
+
+def of_config(layer: nn.Module, name: str, default: int) -> int:
+    """A number of the model's config, which most layers hold."""
+    found = getattr(getattr(layer, "config", None), name, None)
+    return found if isinstance(found, int) else default
 
 
 class StandIn(nn.Module):
